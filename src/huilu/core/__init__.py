@@ -1,0 +1,1 @@
+"""The nouns, ids, ports and pure state machines that every room shares; no I/O, no torch."""
