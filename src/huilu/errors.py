@@ -180,3 +180,17 @@ def from_os(error: OSError, what: str) -> HuiluError:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return NotWritable(f"{what}: {error.strerror}", fix="choose a folder you may write with --run-dir")
     return Outside(f"{what}: {error}")
+
+
+def from_code(code: str, observed: str, expected: str = "", fix: str = "") -> HuiluError:
+    """The error that another process named by its code; an unknown code is its nearest family, `HuiluError`."""
+    return _BY_CODE.get(code, HuiluError)(observed, expected=expected, fix=fix)
+
+
+def _family(root: type[HuiluError]) -> Iterator[type[HuiluError]]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _family(child)
+
+
+_BY_CODE = {kind.code: kind for kind in _family(HuiluError)}
