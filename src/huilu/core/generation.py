@@ -21,6 +21,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0
     min_p: float = 0.0
     n: int = 1
+    samples: tuple[int, ...] = ()
+    """Which samples of the group these `n` are; empty for 0..n-1. Sample i is the same whoever asks with it."""
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()

@@ -1,0 +1,81 @@
+"""The calls that a model process answers, as plain records; one method a record.
+
+Shared by `serving.client` (asking) and `assembly.model` (answering). `step` takes a core `Claim` and answers
+a `StepReport`; `digest`, `drift`, `stats` and `integrity` take None.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from huilu.config.tree import Job
+from huilu.core.generation import Sampling
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """`start`: load the model of this job (or `folder` instead), with a learner or only to serve."""
+
+    job: Job
+    folder: str = ""
+    learn: bool = False
+    cache: str = ""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded. `folder` has the tokeniser that control reads too."""
+
+    folder: str
+    family: str
+    num_parameters: int
+    max_positions: int
+    device: str
+    threads: int
+    digest: str
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True):
+    """`generate`: continue `prompt_ids`; answered by a list of Completion."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    timeout_s: float
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """`cancel`: the caller of this request is gone."""
+
+    request_id: str
+
+
+class Sync(msgspec.Struct, frozen=True):
+    """`sync`: tokens are stamped with this version from now on; KV of other digests is unreachable."""
+
+    number: int
+    digest: str
+
+
+class Save(msgspec.Struct, frozen=True):
+    """`save`: write weights and, where named, the learner's state; answered by the bytes written."""
+
+    weights: str = ""
+    state: str = ""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """`load`: take weights and, where named, the learner's state from files; answered by the digest."""
+
+    weights: str
+    state: str = ""
+
+
+class Export(msgspec.Struct, frozen=True):
+    """`export`: write a Hugging Face folder."""
+
+    folder: str
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """`stats`: counters of the model process so far, by name with labels."""
+
+    values: dict[str, float]
