@@ -120,6 +120,12 @@ class ExtensionFailed(Outside):
     code = "extension_failed"
 
 
+class WorkerDied(Outside):
+    """A worker process was killed from outside while it ran code that the job brought along."""
+
+    code = "worker_died"
+
+
 class QueueFull(Outside):
     """No room for more requests."""
 
