@@ -1,0 +1,151 @@
+"""Hugging Face folders in and out: `load_decoder` from one, `export` as one that transformers loads.
+
+Called by `assembly` (loading and saving) and `train`. It moves weights between layouts and never changes a value but
+by the type that it was asked for. Names, shapes and fusions come from `layout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from huilu.errors import Refused, from_os
+from huilu.model import integrity
+from huilu.model.decoder import Decoder
+from huilu.model.folder import published
+from huilu.model.spec import read_spec, to_config
+from huilu.model.weights import digest, tensor_digests, tensors
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
+"""The files that travel with weights unchanged, where they are present."""
+
+
+def load_decoder(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    *,
+    verify: bool = True,
+) -> Decoder:
+    """The decoder of a Hugging Face folder, its weights cast to `dtype` on `device`.
+
+    The files are checked first, digests too where the folder has a manifest, unless `verify` is False. Weights are
+    read through a memory map: no second copy is made. Raises BadWeights.
+    """
+    spec = read_spec(folder)
+    found = integrity.verify(folder, spec) if verify else integrity.check(folder, spec)
+    decoder = Decoder(spec, dtype, device)
+    _copy(decoder, {name: folder / stored.file for name, stored in found.items()})
+    return decoder
+
+
+def load_weights(decoder: Decoder, file: Path) -> None:
+    """Overwrite the weights in place with those of one safetensors file of `save_weights`. Raises BadWeights."""
+    integrity.check_tensors(file.parent, integrity.read_header(file), decoder.spec)
+    _copy(decoder, dict.fromkeys(tensors(decoder), file))
+
+
+def save_weights(decoder: Decoder, file: Path) -> int:
+    """Write all weights to one safetensors file, on disk on return; the bytes written. Naming it is the caller's."""
+    _store({name: tensor.cpu().contiguous() for name, tensor in tensors(decoder).items()}, file)
+    return file.stat().st_size
+
+
+def export(
+    decoder: Decoder, folder: Path, source: Path | None = None, *, shard_bytes: int = integrity.SHARD_BYTES
+) -> int:
+    """Write a Hugging Face folder, whole or not at all, with the companion files of `source`; its size in bytes.
+
+    A folder that already holds these very weights is left as it is. Raises Refused when it holds anything else,
+    DiskFull or NotWritable.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        _check_same(decoder, folder)
+    else:
+        with published(folder) as temporary:
+            _write(decoder, temporary, source, shard_bytes)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _write(decoder: Decoder, folder: Path, source: Path | None, shard_bytes: int) -> None:
+    by_name = tensors(decoder)
+    sizes_bytes = {name: tensor.numel() * tensor.element_size() for name, tensor in by_name.items()}
+    files = integrity.shards(sizes_bytes, shard_bytes)
+    digests: dict[str, str] = {}
+    for file, names in files.items():
+        # One shard at a time is laid out anew, which bounds the extra memory.
+        shard = {name: by_name[name].cpu().contiguous() for name in names}
+        _store(shard, folder / file)
+        digests |= tensor_digests(shard)
+    integrity.write_index(folder, files, sum(sizes_bytes.values()))
+    dtype = str(decoder.embedding.dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(to_config(decoder.spec, dtype), indent=2) + "\n")
+    for name in COMPANIONS:
+        if source is not None and (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+    integrity.write_manifest(folder, digests)
+
+
+def _copy(decoder: Decoder, files: Mapping[str, Path]) -> None:
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        opened: dict[Path, Any] = {}
+        for name, target in tensors(decoder).items():
+            file = files[name]
+            if file not in opened:
+                opened[file] = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            target.copy_(opened[file].get_tensor(name))
+
+
+def _store(shard: Mapping[str, Tensor], file: Path) -> None:
+    with _named_errors(file):
+        save_file(dict(shard), file, metadata={"format": "pt"})
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+@contextlib.contextmanager
+def _named_errors(file: Path) -> Iterator[None]:
+    """Safetensors wraps failed system calls in an error of its own, with the number in its text."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise from_os(OSError(code, os.strerror(code)), f"writing {file}") from error
+    except OSError as error:
+        raise from_os(error, f"writing {file}") from error
+
+
+def _check_same(decoder: Decoder, folder: Path) -> None:
+    manifest = integrity.read_manifest(folder)
+    ours = digest(decoder)
+    if manifest is None or manifest.digest != ours:
+        raise Refused(
+            f"{folder} already holds {'other weights' if manifest else 'files that are not a model of ours'}",
+            expected=f"nothing there, or weights with the digest {ours[:16]}…",
+            fix="choose another folder",
+        )
+    integrity.verify(folder, read_spec(folder))
