@@ -28,6 +28,9 @@ def published(folder: Path) -> Iterator[Path]:
         try:
             yield temporary
             temporary.chmod(0o755)
+            for path in temporary.iterdir():
+                # safetensors makes files that only their owner can read
+                path.chmod(0o644)
             sync(temporary)
             temporary.rename(folder)
             _sync_path(folder.parent)
