@@ -8,8 +8,9 @@ logs, JSON and the docs, and `exit_status` is what the CLI ends with. Three fami
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 
@@ -186,6 +187,12 @@ def from_os(error: OSError, what: str) -> HuiluError:
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return NotWritable(f"{what}: {error.strerror}", fix="choose a folder you may write with --run-dir")
     return Outside(f"{what}: {error}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The `fix` of an unknown word: "did you mean 'x'?", or nothing when no known word is like it."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {matches[0]!r}?" if matches else ""
 
 
 def from_code(code: str, observed: str, expected: str = "", fix: str = "") -> HuiluError:
