@@ -292,5 +292,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadWeights(f"{path}: {error}", expected="a JSON object", fix="download the model again") from error
     if not isinstance(content, dict):
-        raise BadWeights(f"{path} holds a {type(content).__name__}", expected="a JSON object")
+        raise BadWeights(f"{path} holds a {type(content).__name__}", expected="a JSON object", fix="download it again")
     return content
