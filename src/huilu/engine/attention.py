@@ -1,0 +1,279 @@
+"""The KV cache's pages, and attention over them for one iteration's tokens.
+
+Called by `engine`: it makes one `PagedAttention` an iteration and hands it to the decoder as its `attend`. It
+decides nothing about who runs or which blocks are whose.
+
+A decode row reads its own blocks; the blocks that rows of one family share (a group's prompt) are read once for
+the whole family, and the two partial results are merged by their log-sum-exps, which is exact. Blocks are gathered
+into a scratch buffer for few rows at a time: on a CPU it stays in the cache, so memory is read once and not written.
+
+Shapes: T tokens of the iteration; B decode rows, of C in one call; L keys of a call; G rows of a family; F families;
+H query heads; K key/value heads; r = H / K; d head size; S slots (block * block_size + offset); D = K * d.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from huilu.engine.blocks import Copy
+from huilu.model.spec import ModelSpec
+
+_CPU_ROWS = 16
+"""Most rows gathered at once on a CPU; measured best of 4 to 64 at 50 to 300 keys a row."""
+_CALL_TOKENS = 256
+"""What one more call costs, in keys that could be read instead: padding up to it is cheaper than another call."""
+_MERGE_TOKENS = 1024
+"""Keys a layer that must be saved before families are worth their merge."""
+
+
+class DecodeRow(NamedTuple):
+    """One sequence's next token. Rows of one `family` may share leading blocks. `num_tokens` includes the new one."""
+
+    family: str
+    blocks: list[int]
+    num_tokens: int
+
+
+class PrefillRow(NamedTuple):
+    """Tokens `start` to `end` (exclusive) of one sequence, all of whose blocks are there."""
+
+    blocks: list[int]
+    start: int
+    end: int
+
+
+class KvCache:
+    """Keys and values of every layer, in pages of `block_size` tokens. Memory is touched only as pages are written."""
+
+    def __init__(
+        self, spec: ModelSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size, self.num_blocks = block_size, num_blocks
+        self.dtype, self.device = dtype, device
+        shape = (spec.num_layers, 2, num_blocks * block_size, spec.num_kv_heads, spec.head_size)
+        self._pages_L2SKd = _lazy_zeros(shape, dtype, device)
+        self._scratch = torch.empty(0, dtype=dtype, device=device)
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy whole blocks, all at once (a target may be another copy's source)."""
+        num_layers, _, _, *token = self._pages_L2SKd.shape
+        pages = self._pages_L2SKd.view(num_layers, 2, self.num_blocks, self.block_size, *token)
+        sources = torch.tensor([copy.source for copy in copies], device=self.device)
+        targets = torch.tensor([copy.target for copy in copies], device=self.device)
+        pages[:, :, targets] = pages[:, :, sources]
+
+    def write(self, layer: int, slots_T: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> None:
+        self._pages_L2SKd[layer, 0].index_copy_(0, slots_T, k_TKd)
+        self._pages_L2SKd[layer, 1].index_copy_(0, slots_T, v_TKd)
+
+    def read(self, layer: int, blocks_CN: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of C rows of N blocks, [C, K, L, d] each. Valid until the next `read`."""
+        pages_2nD = self._pages_L2SKd[layer].view(2, self.num_blocks, -1)
+        shape = (blocks_CN.numel(), pages_2nD.shape[2])
+        size = math.prod(shape)
+        if self._scratch.numel() < 2 * size:
+            self._scratch = self._scratch.new_empty(2 * size)
+        found = []
+        for which in range(2):
+            out = self._scratch[which * size : (which + 1) * size].view(shape)
+            torch.index_select(pages_2nD[which], 0, blocks_CN.view(-1), out=out)
+            tokens_CLKd = out.view(blocks_CN.shape[0], -1, *self._pages_L2SKd.shape[3:])
+            found.append(tokens_CLKd.transpose(1, 2))
+        return found[0], found[1]
+
+
+class _Rows(NamedTuple):
+    """Some rows of one call: their blocks, padded, and what to add to the scores (-inf where there is no token)."""
+
+    rows: slice
+    blocks_CN: Tensor
+    mask_C11L: Tensor
+
+
+class _Families(NamedTuple):
+    """Families of one call: the decode rows of each, padded, and which places of the flattened `rows_FG` are real."""
+
+    rows_FG: Tensor
+    real_M: Tensor
+    blocks_FN: Tensor
+    mask_F11L: Tensor
+
+
+class _Prefill(NamedTuple):
+    """One prefill row: its tokens of the iteration; the blocks of all its tokens, unless it starts at 0."""
+
+    tokens: slice
+    num_keys: int
+    blocks_1N: Tensor | None
+    mask_TL: Tensor | None
+
+
+class PagedAttention:
+    """The `Attend` of one iteration: decode rows first, in `order`, then the tokens of each prefill row."""
+
+    def __init__(self, cache: KvCache, decodes: Sequence[DecodeRow], prefills: Sequence[PrefillRow]) -> None:
+        self._cache = cache
+        shared = _shared_blocks(decodes, cache.block_size)
+        self.order = sorted(range(len(decodes)), key=lambda row: shared[decodes[row].family] - len(decodes[row].blocks))
+        """Row `i` of the iteration is the caller's decode row `order[i]`: rows with most blocks of their own first."""
+        ordered = [decodes[row] for row in self.order]
+        self._num_decodes = len(ordered)
+        self._own = self._own_calls(ordered, shared)
+        self._families = self._family_calls(ordered, shared)
+        self._prefills = self._prefill_calls(prefills)
+        slots = [self._slot(row.blocks, row.num_tokens - 1) for row in ordered]
+        for row in prefills:
+            slots += [self._slot(row.blocks, place) for place in range(row.start, row.end)]
+        self._slots_T = torch.tensor(slots, device=cache.device)
+
+    def __call__(self, layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
+        self._cache.write(layer, self._slots_T, k_TKd, v_TKd)
+        out_THd = q_THd.new_empty(q_THd.shape)
+        if self._num_decodes:
+            shape = (self._num_decodes, k_TKd.shape[1], -1, k_TKd.shape[2])
+            self._decode(layer, q_THd[: self._num_decodes].view(shape), out_THd[: self._num_decodes].view(shape))
+        for call in self._prefills:
+            out_THd[call.tokens] = self._prefill(layer, call, q_THd, k_TKd, v_TKd)
+        return out_THd
+
+    def _decode(self, layer: int, q_BKrd: Tensor, out_BKrd: Tensor) -> None:
+        lse_BKr = out_BKrd.new_empty(out_BKrd.shape[:3], dtype=torch.float32)
+        for own in self._own:
+            keys_values = self._cache.read(layer, own.blocks_CN)
+            out_BKrd[own.rows], lse_BKr[own.rows] = _attend(q_BKrd[own.rows], *keys_values, own.mask_C11L)
+        for call in self._families:
+            keys_values = self._cache.read(layer, call.blocks_FN)
+            q_FKgd = q_BKrd[call.rows_FG].transpose(1, 2).flatten(2, 3)
+            out_FKgd, lse_FKg = _attend(q_FKgd, *keys_values, call.mask_F11L)
+            by_row = (*out_FKgd.shape[:2], call.rows_FG.shape[1], q_BKrd.shape[2])
+            out_MKrd = out_FKgd.view(*by_row, -1).transpose(1, 2).flatten(0, 1)[call.real_M]
+            lse_MKr = lse_FKg.view(by_row).transpose(1, 2).flatten(0, 1)[call.real_M]
+            rows_M = call.rows_FG.flatten()[call.real_M]
+            # softmax over two sets of keys = the mean of both results, weighted by their sums of exponentials.
+            weight_MKr1 = torch.sigmoid(lse_MKr - lse_BKr[rows_M])[..., None].to(out_BKrd.dtype)
+            out_BKrd[rows_M] = torch.lerp(out_BKrd[rows_M], out_MKrd, weight_MKr1)
+
+    def _prefill(self, layer: int, call: _Prefill, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
+        q_1HTd = q_THd[call.tokens].transpose(0, 1)[None]
+        if call.blocks_1N is None:
+            k_1KLd, v_1KLd = k_TKd[call.tokens].transpose(0, 1)[None], v_TKd[call.tokens].transpose(0, 1)[None]
+        else:
+            k_1KLd, v_1KLd = (x[:, :, : call.num_keys] for x in self._cache.read(layer, call.blocks_1N))
+        out_1HTd = functional.scaled_dot_product_attention(
+            q_1HTd, k_1KLd, v_1KLd, attn_mask=call.mask_TL, is_causal=call.mask_TL is None, enable_gqa=True
+        )
+        return out_1HTd[0].transpose(0, 1)
+
+    def _own_calls(self, rows: Sequence[DecodeRow], shared: dict[str, int]) -> list[_Rows]:
+        tables = [row.blocks[shared[row.family] :] for row in rows]
+        lengths = [row.num_tokens - shared[row.family] * self._cache.block_size for row in rows]
+        return [_Rows(part, *self._pad(tables[part], lengths[part])) for part in self._split(tables)]
+
+    def _family_calls(self, rows: Sequence[DecodeRow], shared: dict[str, int]) -> list[_Families]:
+        members = defaultdict(list)
+        for place, row in enumerate(rows):
+            if shared[row.family]:
+                members[row.family].append(place)
+        families = sorted(members.items(), key=lambda family: -shared[family[0]])
+        tables = [rows[places[0]].blocks[: shared[name]] for name, places in families]
+        calls = []
+        for part in self._split(tables):
+            blocks_FN, mask_F11L = self._pad(tables[part], [len(t) * self._cache.block_size for t in tables[part]])
+            widest = max(len(places) for _, places in families[part])
+            padded = [places + places[-1:] * (widest - len(places)) for _, places in families[part]]
+            real = [i * widest + j for i, (_, places) in enumerate(families[part]) for j in range(len(places))]
+            device = self._cache.device
+            rows_FG, real_M = torch.tensor(padded, device=device), torch.tensor(real, device=device)
+            calls.append(_Families(rows_FG, real_M, blocks_FN, mask_F11L))
+        return calls
+
+    def _prefill_calls(self, rows: Sequence[PrefillRow]) -> list[_Prefill]:
+        calls, first = [], self._num_decodes
+        for row in rows:
+            tokens = slice(first, first + row.end - row.start)
+            first = tokens.stop
+            if row.start == 0:
+                calls.append(_Prefill(tokens, row.end, None, None))
+                continue
+            num_blocks = -(-row.end // self._cache.block_size)
+            places = torch.arange(row.end, device=self._cache.device)
+            mask_TL = places <= places[row.start :, None]
+            blocks_1N = torch.tensor([row.blocks[:num_blocks]], device=self._cache.device)
+            calls.append(_Prefill(tokens, row.end, blocks_1N, mask_TL))
+        return calls
+
+    def _split(self, tables: Sequence[Sequence[int]]) -> list[slice]:
+        """Cut tables, the longest first, into runs that are worth one call each."""
+        most = _CPU_ROWS if self._cache.device.type == "cpu" else len(tables)
+        cuts, padding = [0], 0
+        for place, table in enumerate(tables):
+            padding += (len(tables[cuts[-1]]) - len(table)) * self._cache.block_size
+            if place - cuts[-1] == most or padding > _CALL_TOKENS:
+                cuts.append(place)
+                padding = 0
+        return [slice(start, end) for start, end in itertools.pairwise([*cuts, len(tables)]) if end > start]
+
+    def _pad(self, tables: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The tables as one tensor [C, N], padded with a block that each reads anyway, and the mask [C, 1, 1, L]."""
+        longest = max(len(table) for table in tables)
+        padded = [[*table, *[table[-1]] * (longest - len(table))] for table in tables]
+        places_L = torch.arange(longest * self._cache.block_size, device=self._cache.device)
+        lengths_C1 = torch.tensor(lengths, device=self._cache.device)[:, None]
+        mask_CL = torch.zeros(len(tables), len(places_L), dtype=self._cache.dtype, device=self._cache.device)
+        mask_CL.masked_fill_(places_L >= lengths_C1, -torch.inf)
+        return torch.tensor(padded, device=self._cache.device), mask_CL[:, None, None]
+
+    def _slot(self, blocks: Sequence[int], place: int) -> int:
+        block, offset = divmod(place, self._cache.block_size)
+        return blocks[block] * self._cache.block_size + offset
+
+
+def _shared_blocks(rows: Sequence[DecodeRow], block_size: int) -> dict[str, int]:
+    """How many leading blocks all rows of each family share; 0 for all where reading them once would save little."""
+    members = defaultdict(list)
+    for row in rows:
+        members[row.family].append(row.blocks)
+    shared = {family: _common_prefix(tables) if len(tables) > 1 else 0 for family, tables in members.items()}
+    saved = sum((len(members[family]) - 1) * num_blocks * block_size for family, num_blocks in shared.items())
+    return shared if saved >= _MERGE_TOKENS else dict.fromkeys(shared, 0)
+
+
+def _common_prefix(tables: Sequence[list[int]]) -> int:
+    for place, blocks in enumerate(zip(*tables, strict=False)):
+        if any(block != blocks[0] for block in blocks):
+            return place
+    return min(len(table) for table in tables)
+
+
+def _attend(q_CKgd: Tensor, k_CKLd: Tensor, v_CKLd: Tensor, mask_C11L: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention and the log-sum-exp of its scaled scores, [C, K, g, d] and [C, K, g] (float32).
+
+    torch's public attention does not return log-sum-exps; the operator under it on a CPU does.
+    """
+    if q_CKgd.device.type == "cpu":
+        attend_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out_CKgd, lse_CKg = attend_cpu(q_CKgd, k_CKLd, v_CKLd, attn_mask=mask_C11L)
+        return out_CKgd, lse_CKg
+    scores_CKgL = (q_CKgd @ k_CKLd.transpose(2, 3)).float() / math.sqrt(q_CKgd.shape[-1]) + mask_C11L
+    lse_CKg = scores_CKgL.logsumexp(-1)
+    return (scores_CKgL - lse_CKg[..., None]).exp().to(v_CKLd.dtype) @ v_CKLd, lse_CKg
+
+
+def _lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take memory only once written (torch's own are written at once). Zeros, because what masked
+    attention reads of a page's unwritten end must be finite."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    num_bytes, alignment = math.prod(shape) * dtype.itemsize, 64
+    raw = np.zeros(num_bytes + alignment, np.uint8)
+    offset = -raw.ctypes.data % alignment
+    return torch.from_numpy(raw[offset : offset + num_bytes]).view(dtype).view(*shape)
