@@ -209,7 +209,11 @@ def _dequantise(
             fix="use a file of another quantisation, Q8_0 say",
         ) from error
     if values.shape != shape:
-        raise BadWeights(f"{path}: {name} has shape {list(values.shape)}", expected=f"{list(shape)} by its metadata")
+        raise BadWeights(
+            f"{path}: {name} has shape {list(values.shape)}",
+            expected=f"{list(shape)} by its metadata",
+            fix="convert the model again with a newer llama.cpp",
+        )
     if spec.family == "llama" and ".self_attn.q_proj." in name:
         values = _unpermute(values, spec.num_heads)
     elif spec.family == "llama" and ".self_attn.k_proj." in name:

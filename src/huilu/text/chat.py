@@ -40,7 +40,11 @@ class Chat:
         try:
             self._template = _environment(now).from_string(tokenizer.template)
         except jinja2.TemplateSyntaxError as error:
-            raise BadWeights(f"the chat template, line {error.lineno}: {error.message}", expected="jinja") from error
+            raise BadWeights(
+                f"the chat template, line {error.lineno}: {error.message}",
+                expected="a jinja template",
+                fix="copy or download the tokeniser's files again",
+            ) from error
 
     def render_text(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The text of a conversation, as transformers' `apply_chat_template` renders it.
