@@ -23,13 +23,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     low: Annotated[int, Meta(description="Smallest operand")] = 1
     high: Annotated[int, Meta(description="Largest operand")] = 20
-    ops: Annotated[list[Literal["+", "-", "*"]], Meta(min_length=1, description="Operations")] = ["+"]
+    ops: Annotated[tuple[Literal["+", "-", "*"], ...], Meta(min_length=1, description="Operations")] = ("+",)
 
     def __post_init__(self) -> None:
         if self.low > self.high:
             raise ValueError(f"low is {self.low} and high is {self.high}; expected low <= high")
         if len(set(self.ops)) < len(self.ops):
-            raise ValueError(f"ops names one twice: {self.ops}")
+            raise ValueError(f"ops names one twice: {list(self.ops)}")
 
 
 class Arithmetic:
