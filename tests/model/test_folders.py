@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import safetensors
 import safetensors.torch
 import torch
 import transformers
@@ -20,7 +22,7 @@ from torch import Tensor
 from huilu.errors import BadWeights, DiskFull, Outside, Refused
 from huilu.model import hf, integrity, weights
 from huilu.model.decoder import Decoder
-from huilu.model.folder import published
+from huilu.model.folder import disk_errors, published
 from huilu.model.spec import read_spec
 
 Build = Callable[[transformers.PreTrainedConfig], Any]
@@ -161,6 +163,23 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_failed_write_of_safetensors_is_a_named_error(llama_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(Outside, match="No such file or directory"):
         hf.save_weights(hf.load_decoder(llama_dir), tmp_path / "missing" / "weights")
+
+
+def test_a_disk_that_fills_inside_safetensors_is_called_full() -> None:
+    with pytest.raises(DiskFull, match="writing x"), disk_errors("writing x"):
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def test_an_export_that_cannot_be_written_leaves_nothing_behind(llama_dir: Path, tmp_path: Path) -> None:
+    decoder = hf.load_decoder(llama_dir)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(Outside, match="File too large"):
+            hf.export(decoder, tmp_path / "exports" / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "exports").iterdir()) == []
 
 
 def test_a_published_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 import transformers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from huilu.errors import BadWeights, Locked, NotFound
+from huilu.errors import BadWeights, Locked, NotFound, Outside
 from huilu.model import hf, integrity, resolve
 from huilu.model.gguf import convert
 from huilu.model.spec import RopeScaling, read_spec
@@ -221,6 +221,12 @@ def test_a_short_gguf_is_refused(write_gguf: Write, tmp_path: Path, keep_frac: f
     with pytest.raises(BadWeights, match=r"llama\.gguf"):
         convert(path, tmp_path / "cache")
     assert not [entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]
+
+
+def test_a_cache_that_cannot_be_made_is_a_named_error(write_gguf: Write, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Outside, match="using the cache"):
+        convert(write_gguf(), tmp_path / "file" / "cache")
 
 
 def test_a_foreign_tensor_is_refused(write_gguf: Write, tmp_path: Path) -> None:

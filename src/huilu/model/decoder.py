@@ -98,7 +98,7 @@ class Decoder(nn.Module):
         qk_TRd, v_TKd = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.q_norm is not None and layer.k_norm is not None:
             weight_Rd = torch.cat((layer.q_norm.expand(spec.num_heads, -1), layer.k_norm.expand(spec.num_kv_heads, -1)))
-            qk_TRd = rms_norm(qk_TRd, weight_Rd, spec.norm_eps)
+            qk_TRd = rms_norm(qk_TRd, None, spec.norm_eps) * weight_Rd
         qk_TRd = rotate(qk_TRd, *rotation)
         out_THd = attend(index, qk_TRd[:, : spec.num_heads], qk_TRd[:, spec.num_heads :], v_TKd)
         out_T = out_THd.reshape(-1, spec.num_heads * spec.head_size)
@@ -114,11 +114,9 @@ class Decoder(nn.Module):
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (1910.07467), the quotient in float32."""
-    x32 = x.float()
-    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return (x32 * scale).to(x.dtype) * weight
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (1910.07467), all of it in float32 inside torch."""
+    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def rotate(x_TRd: Tensor, cos_T1d: Tensor, signed_sin_T1d: Tensor) -> Tensor:
@@ -155,26 +153,27 @@ def initialise(decoder: Decoder, seed: int, std: float = 0.02) -> None:
             parameter.copy_(1 + values if name.endswith("norm") else values)
 
 
-def causal_attend(lengths: Sequence[int]) -> Attend:
-    """Exact causal attention over sequences of these lengths, packed one after the other; the reference.
+def causal_attend(lengths: Sequence[int], device: torch.device | str = "cpu") -> Attend:
+    """Exact causal attention over sequences of these lengths, packed one after the other on `device`; the reference.
 
     Sequences are padded on the right to one batch, where causality alone hides the padding.
     """
     num_sequences, longest, num_tokens = len(lengths), max(lengths), sum(lengths)
     rows = torch.arange(num_sequences).repeat_interleave(torch.tensor(lengths))
     slots = torch.cat([torch.arange(length) for length in lengths]) + rows * longest
+    slots = slots.to(device)
     packed = num_sequences * longest == num_tokens
 
     def batched(x_Thd: Tensor) -> Tensor:
         if not packed:
             padded = x_Thd.new_zeros(num_sequences * longest, *x_Thd.shape[1:])
-            x_Thd = padded.index_copy(0, slots.to(x_Thd.device), x_Thd)
+            x_Thd = padded.index_copy(0, slots, x_Thd)
         return x_Thd.view(num_sequences, longest, *x_Thd.shape[1:]).transpose(1, 2)
 
     def attend(layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
         q, k, v = batched(q_THd), batched(k_TKd), batched(v_TKd)
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         out_THd = out.transpose(1, 2).reshape(num_sequences * longest, *q_THd.shape[1:])
-        return out_THd if packed else out_THd[slots.to(out_THd.device)]
+        return out_THd if packed else out_THd[slots]
 
     return attend

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from huilu.errors import from_os
 
@@ -19,10 +22,9 @@ from huilu.errors import from_os
 def published(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder` that becomes it when the block ends, and vanishes when the block raises.
 
-    Every file is on disk before the rename. `folder` must not exist, or be empty. Failed system calls become
-    DiskFull, NotWritable or Outside.
+    Every file is on disk before the rename. `folder` must not exist, or be empty. Errors as of `disk_errors`.
     """
-    try:
+    with disk_errors(f"writing {folder}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix(folder), dir=folder.parent))
         try:
@@ -31,14 +33,31 @@ def published(folder: Path) -> Iterator[Path]:
             for path in temporary.iterdir():
                 # safetensors makes files that only their owner can read
                 path.chmod(0o644)
+                sync(path)
             sync(temporary)
             temporary.rename(folder)
-            _sync_path(folder.parent)
+            sync(folder.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+
+
+@contextlib.contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Failed system calls become DiskFull, NotWritable or Outside, also those inside safetensors.
+
+    Safetensors wraps a failed call in an error of its own, with the number in its text.
+    """
+    try:
+        yield
     except OSError as error:
-        raise from_os(error, f"writing {folder}") from error
+        raise from_os(error, what) from error
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise from_os(OSError(code, os.strerror(code)), what) from error
 
 
 def temporary_prefix(folder: Path) -> str:
@@ -46,14 +65,8 @@ def temporary_prefix(folder: Path) -> str:
     return f".{folder.name}.tmp-"
 
 
-def sync(folder: Path) -> None:
-    """Have the disk hold every file directly in `folder`, and their names."""
-    for path in folder.iterdir():
-        _sync_path(path)
-    _sync_path(folder)
-
-
-def _sync_path(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have the disk hold a file, or a folder's names (not what its files contain)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

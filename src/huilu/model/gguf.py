@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 from huilu.errors import BadWeights, Locked
 from huilu.model import integrity
-from huilu.model.folder import published, temporary_prefix
+from huilu.model.folder import disk_errors, published, temporary_prefix
 from huilu.model.gguf_tokenizer import special_ids, write_tokenizer
 from huilu.model.layout import pieces
 from huilu.model.spec import ModelSpec, RopeScaling, from_config, read_spec, to_config
@@ -44,7 +44,13 @@ def convert(path: Path, cache: Path, timeout_s: float = 600.0) -> Path:
     folder = cache / f"{path.stem}-{source[:16]}-{_FORMAT}"
     if _whole(folder):
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
+    with disk_errors(f"using the cache {cache}"):
+        cache.mkdir(parents=True, exist_ok=True)
+        return _convert_alone(path, folder, source, timeout_s)
+
+
+def _convert_alone(path: Path, folder: Path, source: str, timeout_s: float) -> Path:
+    cache = folder.parent
     with _alone(cache / f"{folder.name}.lock", timeout_s):
         if _whole(folder):
             return folder

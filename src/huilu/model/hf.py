@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from huilu.errors import Refused, from_os
+from huilu.errors import Refused
 from huilu.model import integrity
 from huilu.model.decoder import Decoder
-from huilu.model.folder import published
+from huilu.model.folder import disk_errors, published, sync
 from huilu.model.spec import read_spec, to_config
 from huilu.model.weights import digest, tensor_digests, tensors
 
@@ -68,8 +66,10 @@ def load_weights(decoder: Decoder, file: Path) -> None:
 
 def save_weights(decoder: Decoder, file: Path) -> int:
     """Write all weights to one safetensors file, on disk on return; the bytes written. Naming it is the caller's."""
-    _store({name: tensor.cpu().contiguous() for name, tensor in tensors(decoder).items()}, file)
-    return file.stat().st_size
+    with disk_errors(f"writing {file}"):
+        _store({name: tensor.cpu().contiguous() for name, tensor in tensors(decoder).items()}, file)
+        sync(file)
+        return file.stat().st_size
 
 
 def export(
@@ -117,26 +117,8 @@ def _copy(decoder: Decoder, files: Mapping[str, Path]) -> None:
             target.copy_(opened[file].get_tensor(name))
 
 
-def _store(shard: Mapping[str, Tensor], file: Path) -> None:
-    with _named_errors(file):
-        save_file(dict(shard), file, metadata={"format": "pt"})
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-
-
-@contextlib.contextmanager
-def _named_errors(file: Path) -> Iterator[None]:
-    """Safetensors wraps failed system calls in an error of its own, with the number in its text."""
-    try:
-        yield
-    except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        code = int(number[1])
-        raise from_os(OSError(code, os.strerror(code)), f"writing {file}") from error
-    except OSError as error:
-        raise from_os(error, f"writing {file}") from error
+def _store(shard: dict[str, Tensor], file: Path) -> None:
+    save_file(shard, file, metadata={"format": "pt"})
 
 
 def _check_same(decoder: Decoder, folder: Path) -> None:

@@ -142,24 +142,24 @@ def tensor_digest(dtype: str, shape: Iterable[int], data: bytes | memoryview) ->
 
 def tensor_digests(folder: Path, found: Mapping[str, Stored]) -> dict[str, str]:
     """The digest of every stored tensor, read from the files in parallel threads."""
+    digests: dict[str, str] = {}
+    for file in sorted({stored.file for stored in found.values()}):
+        digests |= _digests_in(folder / file, {name: stored for name, stored in found.items() if stored.file == file})
+    return digests
 
-    def of_file(file: str) -> dict[str, str]:
-        mine = {name: stored for name, stored in found.items() if stored.file == file}
-        with (
-            (folder / file).open("rb") as handle,
-            mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as view,
-        ):
-            return digest_all(
-                mine,
-                lambda name: tensor_digest(
-                    mine[name].dtype, mine[name].shape, view[mine[name].start : mine[name].stop]
-                ),
-            )
 
-    return {
-        name: digest for file in {stored.file for stored in found.values()} for name, digest in of_file(file).items()
-    }
+def _digests_in(path: Path, found: Mapping[str, Stored]) -> dict[str, str]:
+    with (
+        path.open("rb") as handle,
+        mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as content,
+    ):
+
+        def digest(name: str) -> str:
+            stored = found[name]
+            return tensor_digest(stored.dtype, stored.shape, content[stored.start : stored.stop])
+
+        return digest_all(found, digest)
 
 
 def digest_all(names: Iterable[_Item], digest: Callable[[_Item], str]) -> dict[_Item, str]:
