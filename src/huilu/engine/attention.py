@@ -255,14 +255,18 @@ def _common_prefix(tables: Sequence[list[int]]) -> int:
 
 
 def _attend(q_CKgd: Tensor, k_CKLd: Tensor, v_CKLd: Tensor, mask_C11L: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention and the log-sum-exp of its scaled scores, [C, K, g, d] and [C, K, g] (float32).
-
-    torch's public attention does not return log-sum-exps; the operator under it on a CPU does.
-    """
+    """Attention and the log-sum-exp of its scaled scores, [C, K, g, d] and [C, K, g] (float32)."""
     if q_CKgd.device.type == "cpu":
-        attend_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out_CKgd, lse_CKg = attend_cpu(q_CKgd, k_CKLd, v_CKLd, attn_mask=mask_C11L)
+        # torch's public attention does not return log-sum-exps; the operator under it on a CPU does.
+        out_CKgd, lse_CKg = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q_CKgd, k_CKLd, v_CKLd, attn_mask=mask_C11L
+        )
         return out_CKgd, lse_CKg
+    return attend_by_products(q_CKgd, k_CKLd, v_CKLd, mask_C11L)
+
+
+def attend_by_products(q_CKgd: Tensor, k_CKLd: Tensor, v_CKLd: Tensor, mask_C11L: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by two matrix products, for devices without such an operator. Scores are in float32."""
     scores_CKgL = (q_CKgd @ k_CKLd.transpose(2, 3)).float() / math.sqrt(q_CKgd.shape[-1]) + mask_C11L
     lse_CKg = scores_CKgL.logsumexp(-1)
     return (scores_CKgL - lse_CKg[..., None]).exp().to(v_CKLd.dtype) @ v_CKLd, lse_CKg

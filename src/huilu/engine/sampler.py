@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from huilu.core.generation import Sampling
+from huilu.errors import TrainingUnhealthy
 
 _WINDOW = 256
 _CANDIDATES = 512
@@ -55,9 +56,16 @@ def draw_tokens(logits_NV: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
 
     Log-probabilities are of the full distribution at the row's temperature (1.0 when greedy), in float32,
     before top-k, top-p and min-p cut it. Greedy rows take the largest logit, the lowest id among equals.
+    Raises TrainingUnhealthy when the weights have made logits that are not finite.
     """
     device = logits_NV.device
     probs_NV = _probabilities(logits_NV, draws)
+    if probs_NV[:, 0].isnan().any():
+        raise TrainingUnhealthy(
+            "logits that are not finite",
+            expected="weights that give a distribution",
+            fix="go back to the last healthy version, and lower train.learning_rate or train.max_grad_norm",
+        )
     tokens_N = torch.empty(len(draws), dtype=torch.int64, device=device)
     greedy = [row for row, draw in enumerate(draws) if draw.sampling.temperature == 0]
     whole = [row for row, draw in enumerate(draws) if draw.sampling.temperature > 0 and not _truncates(draw.sampling)]
