@@ -20,8 +20,6 @@ from huilu.errors import BadData, from_os
 from huilu.observe.events import Event, RoundEnded, decode
 from huilu.telemetry import Sink
 
-EVENTS_FILE = "events.jsonl"
-METRICS_FILE = "metrics.jsonl"
 HIDDEN = "[secret]"
 _BLOCK_BYTES = 1 << 16
 

@@ -36,11 +36,11 @@ _NARROWEST_BAR = 10
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What the end of a run points to: its folder, and a prompt and tasks to try the result with."""
+    """What the end of a run points to: its folder, a prompt to try, and tasks to evaluate on (else the job's own)."""
 
     run_dir: str
-    prompt: str
-    tasks: str
+    prompt: str = ""
+    tasks: str = ""
 
 
 def heading() -> Text:
@@ -145,11 +145,9 @@ def next_commands(ending: Ending) -> Sequence[str]:
     prompt = " ".join(ending.prompt.split())
     if cell_len(prompt) > 60:
         prompt = set_cell_size(prompt, 60).rstrip()
-    return (
-        f"huilu report {run}",
-        f"huilu generate {run} {shlex.quote(one_line(prompt))}",
-        f"huilu eval {run} --tasks {shlex.quote(ending.tasks)}",
-    )
+    quoted = shlex.quote(one_line(prompt)) if prompt else '"..."'
+    tasks = f" --tasks {shlex.quote(ending.tasks)}" if ending.tasks else ""
+    return (f"huilu report {run}", f"huilu generate {run} {quoted}", f"huilu eval {run}{tasks}")
 
 
 def _stage_line(journal: Journal, now: float, width: int) -> Text:

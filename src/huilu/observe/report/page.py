@@ -69,6 +69,7 @@ def render(facts: RunFacts) -> str:
     return environment.get_template("report.html").render(
         facts=facts,
         journal=facts.journal,
+        title=facts.job.get("name") or facts.run_id,
         subtitle=subtitle(facts),
         status=status(facts.journal),
         comparison=comparison(facts.journal),
