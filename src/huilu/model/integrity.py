@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise BadWeights(f"{path}: {error}", expected="a manifest written by Huilu", fix=_COPY_AGAIN) from error
 
 
-def write_manifest(folder: Path, tensors: Mapping[str, str], source: str = "") -> Manifest:
+def write_manifest(folder: Path, tensors: Mapping[str, str], source: str = "") -> None:
     """Record the digests of a finished folder; `tensors` has those of its weights."""
     files = {
         path.name: file_digest(path)
@@ -125,7 +125,6 @@ def write_manifest(folder: Path, tensors: Mapping[str, str], source: str = "") -
     }
     manifest = Manifest(digest=combine(tensors), tensors=dict(sorted(tensors.items())), files=files, source=source)
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-    return manifest
 
 
 def combine(tensors: Mapping[str, str]) -> str:
