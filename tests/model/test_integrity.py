@@ -131,6 +131,11 @@ def test_a_tensor_of_another_shape_is_named(llama_dir: Path) -> None:
     assert "expected [57, 32] by config.json" in message
 
 
+def test_absurd_sizes_are_refused_before_any_memory_is_taken(llama_dir: Path) -> None:
+    _edit_config(llama_dir, vocab_size=10**13)
+    assert "model.embed_tokens.weight has shape" in _message(llama_dir)
+
+
 def test_a_tensor_of_an_unknown_type_is_named(llama_dir: Path) -> None:
     _edit_tensors(
         llama_dir, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].to(torch.int8)})

@@ -9,19 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from huilu.errors import Refused
 from huilu.model import integrity
 from huilu.model.decoder import Decoder
-from huilu.model.folder import disk_errors, published, sync
+from huilu.model.folder import published
 from huilu.model.spec import read_spec, to_config
 from huilu.model.weights import digest, tensor_digests, tensors
 
@@ -52,24 +50,23 @@ def load_decoder(
     read through a memory map: no second copy is made. Raises BadWeights.
     """
     spec = read_spec(folder)
-    found = integrity.verify(folder, spec) if verify else integrity.check(folder, spec)
+    integrity.check(folder, spec)  # before a config.json with wrong sizes makes the decoder take their memory
     decoder = Decoder(spec, dtype, device)
-    _copy(decoder, {name: folder / stored.file for name, stored in found.items()})
+    load_weights(decoder, folder, verify=verify)
     return decoder
 
 
-def load_weights(decoder: Decoder, file: Path) -> None:
-    """Overwrite the weights in place with those of one safetensors file of `save_weights`. Raises BadWeights."""
-    integrity.check_tensors(file.parent, integrity.read_header(file), decoder.spec)
-    _copy(decoder, dict.fromkeys(tensors(decoder), file))
-
-
-def save_weights(decoder: Decoder, file: Path) -> int:
-    """Write all weights to one safetensors file, on disk on return; the bytes written. Naming it is the caller's."""
-    with disk_errors(f"writing {file}"):
-        _store({name: tensor.cpu().contiguous() for name, tensor in tensors(decoder).items()}, file)
-        sync(file)
-        return file.stat().st_size
+def load_weights(decoder: Decoder, folder: Path, *, verify: bool = True) -> None:
+    """Overwrite a decoder's weights in place with a folder's, after the checks of `load_decoder`. Raises BadWeights."""
+    check = integrity.verify if verify else integrity.check
+    found = check(folder, decoder.spec)
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        opened: dict[str, Any] = {}
+        for name, target in tensors(decoder).items():
+            file = found[name].file
+            if file not in opened:
+                opened[file] = stack.enter_context(safe_open(folder / file, framework="pt", device="cpu"))
+            target.copy_(opened[file].get_tensor(name))
 
 
 def export(
@@ -96,7 +93,7 @@ def _write(decoder: Decoder, folder: Path, source: Path | None, shard_bytes: int
     for file, names in files.items():
         # One shard at a time is laid out anew, which bounds the extra memory.
         shard = {name: by_name[name].cpu().contiguous() for name in names}
-        _store(shard, folder / file)
+        save_file(shard, folder / file, metadata={"format": "pt"})
         digests |= tensor_digests(shard)
     integrity.write_index(folder, files, sum(sizes_bytes.values()))
     dtype = str(decoder.embedding.dtype).removeprefix("torch.")
@@ -105,20 +102,6 @@ def _write(decoder: Decoder, folder: Path, source: Path | None, shard_bytes: int
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     integrity.write_manifest(folder, digests)
-
-
-def _copy(decoder: Decoder, files: Mapping[str, Path]) -> None:
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        opened: dict[Path, Any] = {}
-        for name, target in tensors(decoder).items():
-            file = files[name]
-            if file not in opened:
-                opened[file] = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-            target.copy_(opened[file].get_tensor(name))
-
-
-def _store(shard: dict[str, Tensor], file: Path) -> None:
-    save_file(shard, file, metadata={"format": "pt"})
 
 
 def _check_same(decoder: Decoder, folder: Path) -> None:

@@ -65,11 +65,7 @@ def check(folder: Path, spec: ModelSpec) -> dict[str, Stored]:
 
     Raises BadWeights on a missing, short, over-long or foreign file or tensor, naming what was seen and expected.
     """
-    return check_tensors(folder, _stored(folder), spec)
-
-
-def check_tensors(folder: Path, found: Mapping[str, Stored], spec: ModelSpec) -> dict[str, Stored]:
-    """Those of the `found` tensors that the model uses, each there and in its shape. Raises BadWeights."""
+    found = _stored(folder)
     wanted = {piece.name: piece.shape for piece in pieces(spec)}
     for name, shape in wanted.items():
         if name not in found:
