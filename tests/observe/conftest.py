@@ -11,7 +11,7 @@ import pytest
 from huilu.core.nouns import Accounting, Message, Outcome, PolicyVersion
 from huilu.observe.events import decode
 from huilu.observe.journal import fold
-from huilu.observe.report.facts import EpisodeFacts, ReleaseFacts, RunFacts, TaskFacts
+from huilu.observe.report.facts import EpisodeFacts, ReleaseFacts, RunFacts, TaskFacts, VersionFacts
 
 START = 1_753_000_000.0
 NUM_ROUNDS = 6
@@ -65,7 +65,9 @@ def facts(events: list[dict[str, Any]]) -> RunFacts:
         tasks[task.id] = task
         episodes += [_episode(task, number, 0, str(number + 8), 1.0), _episode(task, number, 1, "I think", 0.0)]
     versions = [
-        PolicyVersion(number=n, lineage=0, parent=n - 1 if n else None, round=n, digest=f"{n:064x}")
+        VersionFacts(
+            version=PolicyVersion(number=n, lineage=0, parent=n - 1 if n else None, round=n, digest=f"{n:064x}")
+        )
         for n in range(NUM_ROUNDS + 1)
     ]
     return RunFacts(
@@ -74,7 +76,7 @@ def facts(events: list[dict[str, Any]]) -> RunFacts:
         journal=fold(event for event in map(decode, events) if event is not None),
         accounting=Accounting(issued=12, accepted=12),
         versions=tuple(versions),
-        releases=(ReleaseFacts(name="production", version=NUM_ROUNDS, at=START + 100),),
+        releases=(ReleaseFacts(name="production", number=NUM_ROUNDS, lineage=0, why="it is better", at=START + 100),),
         tasks=tasks,
         episodes=tuple(episodes),
         num_episodes=len(episodes),

@@ -42,11 +42,21 @@ class TaskFacts(msgspec.Struct, frozen=True, kw_only=True):
     expected: str = ""
 
 
+class VersionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A version; `superseded` when its lineage was lost, `is_kept` when its weights are on disk."""
+
+    version: PolicyVersion
+    superseded: bool = False
+    is_kept: bool = False
+
+
 class ReleaseFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A release pointer moved to a version at a time, in seconds since 1970."""
+    """A release pointer moved to version `number` of `lineage` at a time, in seconds since 1970."""
 
     name: str
-    version: int
+    number: int
+    lineage: int
+    why: str
     at: float
 
 
@@ -56,13 +66,13 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     job: dict[str, Any]
     journal: Journal
-    accounting: Accounting
-    versions: tuple[PolicyVersion, ...]
-    releases: tuple[ReleaseFacts, ...]
-    tasks: dict[str, TaskFacts]
-    episodes: tuple[EpisodeFacts, ...]
-    num_episodes: int
     written_at: float
+    accounting: Accounting = Accounting()
+    versions: tuple[VersionFacts, ...] = ()
+    releases: tuple[ReleaseFacts, ...] = ()
+    tasks: dict[str, TaskFacts] = {}
+    episodes: tuple[EpisodeFacts, ...] = ()
+    num_episodes: int = 0
 
 
 def shown_episodes(by_round: Iterable[tuple[int, str]], limit: int = MAX_EPISODES) -> list[str]:
