@@ -5,12 +5,11 @@ Called by `huilu data check`. Reads every task once; judges none.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import msgspec
 
-from huilu.envs.sources import Source
+from huilu.envs.sources import Source, prompt_digest
 
 
 class Lengths(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +31,7 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     num_repeated: int
     """Tasks whose prompt an earlier task of this source has."""
     num_leaked: int
-    """Held-out tasks whose prompt is also among those that any source trains on."""
+    """Held-out tasks whose prompt also stands among the tasks to train on, of any source; the draws skip the latter."""
     num_without_gold: int
     prompt_chars: Lengths
     gold_chars: Lengths
@@ -57,7 +56,7 @@ def _facts(source: Source, index: int) -> _Facts:
     task = source.environment.task(index)
     gold = source.environment.gold(task)
     return _Facts(
-        digest=hashlib.blake2b(msgspec.json.encode(task.prompt), digest_size=16).digest(),
+        digest=prompt_digest(task),
         prompt_chars=sum(len(message.content) for message in task.prompt),
         gold_chars=None if gold is None else len(gold),
     )

@@ -5,10 +5,12 @@ a resumed run continues the same sequence from its cursor alone, whatever the nu
 
     source s: permutation(data.seed)  ->  [ held out | to train on ]
     draw k:   choice(job.seed, k) -> source s, its n-th draw -> epoch n // size, place n % size of that shuffle
+              (the next place whose prompt is not held out, since data may repeat itself)
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 from bisect import bisect
@@ -48,6 +50,9 @@ class Sources:
         self.sources = split_sources(data, build)
         self.environments: dict[str, Environment] = {source.name: source.environment for source in self.sources}
         """By the name that a task's `env` has: the environment's own, numbered where a job uses it twice."""
+        self._held_out_prompts = {
+            prompt_digest(source.environment.task(index)) for source in self.sources for index in source.held_out
+        }
         self._seed = seed
         self._weights = list(accumulate(source.weight for source in self.sources))
         self._places: list[tuple[int, int]] = []
@@ -90,12 +95,18 @@ class Sources:
 
     def _load(self, k: int) -> Task:
         with self._lock:
-            source, index = self._place(k)
-        task = row(source, index)
-        return msgspec.structs.replace(task, id=ids.task_id(k), metadata={**task.metadata, "row": task.id})
+            source, shuffle, place = self._place(k)
+        for position in chain(range(place, len(shuffle)), range(place)):
+            task = row(source, source.to_train[shuffle[position]])
+            if prompt_digest(task) not in self._held_out_prompts:
+                return msgspec.structs.replace(task, id=ids.task_id(k), metadata={**task.metadata, "row": task.id})
+        raise errors.BadConfig(
+            f"source {source.name}: every prompt to train on is also held out",
+            fix="lower `holdout` in the job file, or remove repeated rows (huilu data check counts them)",
+        )
 
-    def _place(self, k: int) -> tuple[Source, int]:
-        """Which source and which of its rows draw `k` is. Draws before it are chosen too, once."""
+    def _place(self, k: int) -> tuple[Source, list[int], int]:
+        """Draw `k`'s source, that source's shuffle, and the place in it. Draws before it are chosen too, once."""
         while len(self._places) <= k:
             chosen = _choose(self._weights, ids.seed_for(self._seed, "source", len(self._places)))
             self._places.append((chosen, self._drawn[chosen]))
@@ -106,13 +117,18 @@ class Sources:
         if self._shuffles.get(chosen, (-1, []))[0] != epoch:
             seed = ids.seed_for(self._seed, "epoch", source.name, epoch)
             self._shuffles[chosen] = (epoch, permutation(len(source.to_train), seed))
-        return source, source.to_train[self._shuffles[chosen][1][position]]
+        return source, self._shuffles[chosen][1], position
 
 
 def row(source: Source, index: int) -> Task:
     """Row `index` of a source, under that source's name."""
     task = source.environment.task(index)
     return msgspec.structs.replace(task, id=f"{source.name}/{index}", env=source.name)
+
+
+def prompt_digest(task: Task) -> bytes:
+    """What two tasks share when they ask the same."""
+    return hashlib.blake2b(msgspec.json.encode(task.prompt), digest_size=16).digest()
 
 
 def split_sources(data: Data, build: Callable[[str, dict[str, Any]], Environment]) -> list[Source]:

@@ -9,7 +9,10 @@ import re
 
 _FENCE = re.compile(r"^[ \t]*(?P<mark>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n`]*$", re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py")
-_CODE_AT_COLUMN_0 = re.compile(r"(?:async |def |class |import |from |if __name__|try:|@|#|[)\]}]|[A-Za-z_]\w* ?=)")
+_CODE_AT_COLUMN_0 = re.compile(
+    r"(?:async |def |class |import |from |return\b|raise\b|pass$|@|#|[)\]}]|[A-Za-z_]\w* ?=)"
+    r"|(?:if|elif|else|for|while|with|try|except|finally)\b.*:\s*(?:#.*)?$"
+)
 INDENT = " " * 4
 
 
@@ -64,10 +67,14 @@ def _without_prose(text: str, entry_point: str) -> str:
         first = next((i for i, line in enumerate(lines) if _CODE_AT_COLUMN_0.match(line)), 0)
         lines = lines[first:]
     kept: list[str] = []
+    open_quotes = dict.fromkeys(('"""', "'''"), False)
     for i, line in enumerate(lines):
-        if i > 0 and line.strip() and not line[0].isspace() and not _CODE_AT_COLUMN_0.match(line):
+        at_column_0 = line.strip() and not line[0].isspace()
+        if i > 0 and at_column_0 and not any(open_quotes.values()) and not _CODE_AT_COLUMN_0.match(line):
             break
         kept.append(line)
+        for quote in open_quotes:
+            open_quotes[quote] ^= line.count(quote) % 2 == 1
     return "".join(kept)
 
 

@@ -42,11 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     tolerance: Annotated[float, Meta(ge=0, description="Relative error allowed by `numeric`; 0 is exact")] = 0.0
     judge: Annotated[
-        str | None,
-        Meta(
-            pattern=r"^(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*$",
-            description="A reward function, `path.py:function` or `module:function`, instead of an equality",
-        ),
+        Annotated[str, Meta(pattern=r"^(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_][\w.]*$")] | None,
+        Meta(description="A reward function, `path.py:function` or `module:function`, instead of an equality"),
     ] = None
     judge_style: Annotated[
         Literal["trl", "verl"] | None, Meta(description="Whose calling convention `judge` has; trl by default")
