@@ -103,6 +103,12 @@ class BadWeights(Outside):
     code = "bad_weights"
 
 
+class BadDatabase(Outside):
+    """The run's database is damaged, or was made by another version of Huilu."""
+
+    code = "bad_database"
+
+
 class ProcessDied(Outside):
     """A process of the run ended unexpectedly."""
 
