@@ -45,6 +45,7 @@ class World:
             engine=self,
             gate=GateOf(self),
             releases=self,
+            book=self,
         )
 
     def tell(self, line: str) -> None:
@@ -62,6 +63,9 @@ class World:
     def settle(self, claim: Claim) -> None:
         self.settled += 1
         self.changed.set()
+
+    def close(self, claim: Claim, report: StepReport, version: PolicyVersion) -> None:
+        assert version.number == self.serving
 
     async def attempt(self, task: Task) -> AsyncIterator[tuple[Episode, Feedback]]:
         await asyncio.sleep(0)

@@ -1,7 +1,7 @@
 """The loop: two coroutines joined by the durable bus. Called by assembly, which wires the parts.
 
     act:    draw -> attempt -> append          as far as the slots allow
-    learn:  claim -> step -> record -> sync -> settle (slots return) -> gate -> release
+    learn:  claim -> step -> record -> sync -> settle (slots return) -> close the books -> gate -> release
 
 A slot returns only when the fate of its episode is known and the engine serves what was learnt from it, which
 bounds staleness by construction: with `max_lag` 0 the two take turns, with more they overlap. Every line is
@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import msgspec
 
 from huilu.core.nouns import Task
-from huilu.core.ports import Bus, Draws, Engine, Gate, Learner, Releases, Rollouts, Versions
+from huilu.core.ports import Book, Bus, Draws, Engine, Gate, Learner, Releases, Rollouts, Versions
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine
     gate: Gate
     releases: Releases
+    book: Book
 
 
 async def run(parts: Parts, rounds: Iterable[int], max_lag: int) -> None:
@@ -66,6 +67,7 @@ async def learn(parts: Parts, rounds: Iterable[int], max_lag: int) -> None:
         version = await parts.versions.record(claim, report)
         await parts.engine.sync(version)
         parts.draws.settle(claim)
+        parts.book.close(claim, report, version)
         if parts.gate.due(round_):
             verdict = await parts.gate.judge(version)
             await parts.releases.decide(verdict)

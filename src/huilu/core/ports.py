@@ -145,3 +145,11 @@ class Releases(Protocol):
     """Moves release pointers."""
 
     async def decide(self, verdict: Verdict) -> None: ...
+
+
+class Book(Protocol):
+    """Keeps the account of rounds."""
+
+    def close(self, claim: Claim, report: StepReport, version: PolicyVersion) -> None:
+        """The round is over: tell what it was."""
+        ...

@@ -82,17 +82,13 @@ class ModelClient:
     async def sync(self, version: PolicyVersion) -> None:
         await self._call("sync", protocol.Sync(version.number, version.digest), bool)
 
-    async def save(self, weights: Path | None = None, state: Path | None = None) -> int:
-        """Write files (whole or not at all); bytes written."""
-        return await self._call("save", protocol.Save(str(weights or ""), str(state or "")), int)
+    async def save(self, weights: Path, state: Path | None = None) -> int:
+        """Write a Hugging Face folder and the learner's state, each whole or not at all; bytes written."""
+        return await self._call("save", protocol.Save(str(weights), str(state or "")), int)
 
     async def load(self, weights: Path, state: Path | None = None) -> str:
         """Take over saved files; the digest of the weights."""
         return await self._call("load", protocol.Load(str(weights), str(state or "")), str)
-
-    async def export(self, folder: Path) -> int:
-        """Write a Hugging Face folder; bytes written."""
-        return await self._call("export", protocol.Export(str(folder)), int)
 
     async def stats(self) -> dict[str, float]:
         """Counters of the process so far."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import msgspec
 
-from huilu.config.tree import Job
+from huilu.config.tree import Inference, Job, Model
 from huilu.core.generation import Sampling
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """`start`: load the model of this job (or `folder` instead), with a learner or only to serve."""
+    """`start`: load a model to serve it and, where a job is given, to train it. `base` is what relative paths mean."""
 
-    job: Job
-    folder: str = ""
-    learn: bool = False
-    cache: str = ""
+    model: Model
+    inference: Inference
+    base: str
+    learn: Job | None = None
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,23 +56,17 @@ class Sync(msgspec.Struct, frozen=True):
 
 
 class Save(msgspec.Struct, frozen=True):
-    """`save`: write weights and, where named, the learner's state; answered by the bytes written."""
-
-    weights: str = ""
-    state: str = ""
-
-
-class Load(msgspec.Struct, frozen=True):
-    """`load`: take weights and, where named, the learner's state from files; answered by the digest."""
+    """`save`: write the weights as a Hugging Face folder and, where named, the learner's state; bytes written."""
 
     weights: str
     state: str = ""
 
 
-class Export(msgspec.Struct, frozen=True):
-    """`export`: write a Hugging Face folder."""
+class Load(msgspec.Struct, frozen=True):
+    """`load`: take the weights of a folder and, where named, the learner's state; answered by the digest."""
 
-    folder: str
+    weights: str
+    state: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True):

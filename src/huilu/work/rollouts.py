@@ -182,7 +182,7 @@ class Attempts:
                 with errors.boundary(f"environment {task.env}, judge"):
                     return await environment.judge(task, draft.answers, self._tools)
             except errors.HuiluError as error:
-                self._telemetry.event("warning", text=f"judging {task.id}: {error}", attempt=attempt)
+                self._telemetry.event("warning", message=f"judging {task.id}: {error}", code=error.code)
                 if attempt == self._style.max_attempts:
                     raise
                 await asyncio.sleep(RETRY_S * attempt)

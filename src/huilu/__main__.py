@@ -1,0 +1,5 @@
+"""`python -m huilu`: the same as the `huilu` command."""
+
+from huilu.cli import main
+
+main()

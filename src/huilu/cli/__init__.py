@@ -1,0 +1,28 @@
+"""The command line: thin commands over assembly. stdout is data, stderr is progress; no torch.
+
+Entry point `main`. Exit status: 0 ok, 1 failed, 2 usage, 3 undetermined, 4 refused, 5 timed out, 6 locked,
+130 interrupted; an error's own class says which.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from typer import _click
+
+from huilu import errors
+from huilu.cli.app import build
+from huilu.cli.output import complain
+
+
+def main() -> None:
+    """Run the command in `sys.argv` and end the process with its status."""
+    try:
+        status = build()(standalone_mode=False)
+    except errors.HuiluError as error:
+        complain(error)
+        status = error.exit_status
+    except _click.exceptions.ClickException as error:
+        error.show()
+        status = error.exit_code
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,109 @@
+"""`huilu run`: a job file through its rounds, live on stderr, its summary on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from huilu import errors
+from huilu.assembly import control
+from huilu.cli.output import print_json, print_rows
+from huilu.config.load import Loaded, load_job
+from huilu.observe.live import watching
+from huilu.observe.runlog import read_events
+from huilu.observe.journal import fold
+from huilu.observe.view import Ending
+from huilu.store.folder import RunFolder
+
+INTERRUPTED = 130
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
+Sets = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, as in train.learning_rate=1e-5.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
+
+
+def run(
+    job: JobFile,
+    sets: Sets = [],  # noqa: B006 - typer copies it
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", help="The run's folder; runs/NAME-TIME by default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --run-dir, or the job's newest run.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the job and the machine, then stop.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Train: preflight, evaluate, rounds, evaluate, release or hold."""
+    loaded = load_job(job, sets, os.environ)
+    folder = _folder(loaded, run_dir, resume)
+    if dry_run:
+        return _dry_run(loaded, folder, json)
+    console = Console(stderr=True)
+    ending = Ending(run_dir=str(folder.path))
+    journal = fold(read_events(folder.events)) if resume else None
+    with watching(console, loaded.job.name, ending, quiet=quiet, journal=journal) as view:
+        try:
+            summary = asyncio.run(control.train(loaded.job, folder, base=job.parent, resume=resume, sink=view))
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut the message
+            console.print(
+                f"interrupted; nothing that ended is lost\n  next: {resume_command(job, folder)}", soft_wrap=True
+            )
+            return INTERRUPTED
+        except errors.HuiluError as error:
+            raise _with_next(error, job, folder) from error
+    if json:
+        print_json(summary)
+    return 0
+
+
+def resume_command(job: Path, folder: RunFolder) -> str:
+    """The command that continues this run."""
+    return f"huilu run {job} --run-dir {folder.path} --resume"
+
+
+def _with_next(error: errors.HuiluError, job: Path, folder: RunFolder) -> errors.HuiluError:
+    """The same error; where the run can go on and nothing better is known, say how."""
+    if not error.fix and folder.database.exists() and not isinstance(error, errors.Locked):
+        error.fix = resume_command(job, folder)
+    return error
+
+
+def _folder(loaded: Loaded, run_dir: Path | None, resume: bool) -> RunFolder:
+    if run_dir is not None:
+        return RunFolder(run_dir)
+    root = Path("runs")
+    if not resume:
+        return RunFolder(root / f"{loaded.job.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    mine = [folder for folder in control.runs_of(root) if folder.read_job().name == loaded.job.name]
+    if not mine:
+        raise errors.NotFound(f"no run of {loaded.job.name} in {root}", fix="name its folder with --run-dir")
+    return mine[0]
+
+
+def _dry_run(loaded: Loaded, folder: RunFolder, json: bool) -> int:
+    checks = asyncio.run(control.preflight(loaded.job, folder, base=Path()))
+    if json:
+        print_json({"schema_version": 1, "job": loaded.job, "checks": checks})
+    else:
+        print_rows(
+            "preflight",
+            ("status", "check", "observed", "expected"),
+            [(check.status, check.title, check.observed, check.expected) for check in checks],
+        )
+    failed = any(check.status == "fail" for check in checks)
+    sys.stdout.flush()
+    return errors.PreflightFailed.exit_status if failed else 0

@@ -1,0 +1,1 @@
+"""Versions, the gate that judges them, and the pointers that users follow. No torch."""

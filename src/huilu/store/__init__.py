@@ -1,0 +1,1 @@
+"""What lasts: the run's folder and its lock, the metadata database, and objects (weights, learner states)."""

@@ -1,0 +1,25 @@
+"""${message}
+
+Revision: ${up_revision}
+Follows: ${down_revision | comma,n}
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+${imports if imports else ""}
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """What this revision adds."""
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    """The way back."""
+    ${downgrades if downgrades else "pass"}
