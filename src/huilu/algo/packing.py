@@ -12,6 +12,7 @@ some losses need the whole sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -105,7 +106,7 @@ def lay_out(samples: Sequence[Sample], members: Sequence[int]) -> Pack:
         prompts.setdefault(samples[index].prompt, len(prompts))
     ids = [token for prompt in prompts for token in prompt]
     positions = [position for prompt in prompts for position in range(len(prompt))]
-    starts = _starts([len(prompt) for prompt in prompts])
+    starts = starts_of([len(prompt) for prompt in prompts])
     branches, sources, targets, episodes = [], [], [], []
     for episode, index in enumerate(members):
         sample = samples[index]
@@ -129,10 +130,6 @@ def lay_out(samples: Sequence[Sample], members: Sequence[int]) -> Pack:
     )
 
 
-def _starts(lengths: Sequence[int]) -> list[int]:
+def starts_of(lengths: Sequence[int]) -> list[int]:
     """Where each run of these lengths starts when they lie one after the other."""
-    starts, total = [], 0
-    for length in lengths:
-        starts.append(total)
-        total += length
-    return starts
+    return list(accumulate(lengths, initial=0))[:-1]
