@@ -99,6 +99,16 @@ def test_wall_time_splits_rounds_by_their_own_phases_and_names_the_rest(events: 
     assert wall_by_phase(journal_of(without_sync))["other"] == pytest.approx(6 * 0.5)
 
 
+def test_a_save_inside_a_round_is_counted_once() -> None:
+    told = [
+        at(0, "stage", name="round", number=1, total=1),
+        at(10, "stage", name="save"),
+        ended(14, 1, seconds={"train": 10.0, "save": 3.0, "sync": 1.0}),
+        at(14, "stage", name="done"),
+    ]
+    assert wall_by_phase(journal_of(told)) == {"train": 10.0, "save": 3.0, "sync": 1.0, "total": 14.0}
+
+
 def test_a_resumed_run_is_no_longer_failed() -> None:
     failed = [at(1, "error", code="disk_full", message="no space")]
     assert journal_of(failed).error is not None

@@ -60,8 +60,8 @@ class RoundEnded(Told, frozen=True, tag="round"):
     `kl_start` is KL to the weights the run started from and `entropy` that of the next token, both in nats a
     token. `zero_variance` is the share of groups with equal rewards, `truncated_frac` the share of episodes cut
     at the limit, `staleness` the mean number of versions a sample was behind. `seconds` is wall time by phase
-    (rollout, train, sync, save, ...), without what was told as a stage of its own. `prompt_tokens` counts every
-    episode's prompt, `cached_tokens` those of them whose KV was found in the cache.
+    (rollout, train, record, save, sync). `prompt_tokens` counts every episode's prompt, `cached_tokens` those of
+    them whose KV was found in the cache.
     """
 
     round: int

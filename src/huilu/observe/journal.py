@@ -110,21 +110,21 @@ def time_left_s(journal: Journal, now: float) -> float | None:
 
 
 def wall_by_phase(journal: Journal) -> dict[str, float]:
-    """Seconds of the whole run by phase: its stages, with the stage `round` split into the rounds' own phases.
+    """Seconds of the whole run by phase: the rounds' own phases, and the stages that are none of these.
 
     `other` is what no phase accounts for (none when rounds overlap); `total` is the sum over stages.
     """
-    phases: dict[str, float] = {name: s for name, s in journal.stage_s.items() if name != "round"}
     in_rounds: dict[str, float] = {}
     for ended in journal.rounds.values():
         for phase, seconds in ended.seconds.items():
             in_rounds[phase] = in_rounds.get(phase, 0.0) + seconds
-    for phase, seconds in in_rounds.items():
-        phases[phase] = phases.get(phase, 0.0) + seconds
-    other = journal.stage_s.get("round", 0.0) - sum(in_rounds.values())
-    if other > 0:
+    # A stage that is also a phase (save) lasts until the next one is told: the phase's own clock is the better one.
+    phases = {name: s for name, s in journal.stage_s.items() if name != "round" and name not in in_rounds} | in_rounds
+    total = sum(journal.stage_s.values())
+    other = total - sum(phases.values())
+    if other > 1e-3:
         phases["other"] = other
-    return {**phases, "total": sum(journal.stage_s.values())}
+    return {**phases, "total": total}
 
 
 def _begin(journal: Journal, stage: StageBegan) -> dict[str, Any]:

@@ -178,7 +178,8 @@ def _x_axis(first: float, last: float, to_x: Callable[[float], float]) -> list[s
     places = [first]
     if last > first:
         _, marks = ticks(first, last, 9)
-        places = sorted({round(mark) for mark in (first, *marks, last) if first <= mark <= last})
+        places = [mark for mark in marks if first <= mark <= last and mark == round(mark)]
+        places = places if len(places) > 1 else [first, last]
     lines = [
         f'<text class="tick" x="{to_x(place):.1f}" y="{y + 17}" text-anchor="middle">{_place(place)}</text>'
         for place in places
