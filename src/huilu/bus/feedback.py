@@ -29,6 +29,8 @@ def issue(connection: Connection, episode_ids: Sequence[str], now: float) -> int
             "kind": FeedbackKind.SCORE.value,
             "source": FeedbackSource.VERIFIER.value,
             "state": FeedbackState.IN_FLIGHT.value,
+            "text": "",
+            "note": "",
             "issued_at": now,
         }
         for key, episode in keys.items()

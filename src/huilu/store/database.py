@@ -1,188 +1,214 @@
-"""The database of a run: one writer thread with group commit, readers beside it.
+"""The metadata database of a run: one thread that writes, a few that only read.
 
-Called by assembly, which owns it, and by the rooms that store. Functions given to `write` and `read` are plain and
-synchronous, take a SQLAlchemy connection, and must not wait on anything else: no network and no tensor work
-inside a transaction.
+    await write(fn) ──> inbox ──> writer thread: BEGIN; fn, fn, fn (a savepoint each); COMMIT ──> futures resolve
+    await read(fn)  ──> reader threads, each on a snapshot of what was committed
 
-    write(fn) --> queue --> writer thread: BEGIN; each fn in a savepoint; COMMIT (synchronous=FULL) --> futures
+Called by queue, bus and release with plain functions of a connection, which compose into one transaction. Writes
+that wait while a commit is on its way to the disk share the next one, so that many small writes cost one sync. A
+function must be quick, and touch nothing but the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import StaticPool
 
 from huilu import errors
+from huilu.store import migrate, sqlite
+from huilu.store.schema import REVISION
 
 T = TypeVar("T")
-MAX_GROUP = 256
-"""Writes that share one commit, at most."""
-READERS = 2
-BUSY_S = 10.0
+
+MAX_BATCH = 1000
+NUM_READERS = 2
 
 
-class _Write:
-    """One write under way."""
+class _Write(Generic[T]):
+    """One function that waits to be committed."""
 
-    def __init__(self, work: Callable[[Connection], Any]) -> None:
-        self.work = work
-        self.done: Future[Any] = Future()
+    def __init__(self, fn: Callable[[Connection], T]) -> None:
+        self.fn = fn
+        self.future: Future[T] = Future()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+
+    def run(self, connection: Connection) -> None:
+        """Run in a savepoint of its own. Raises only what undoes the whole transaction."""
+        savepoint = connection.begin_nested()
+        try:
+            self._result = self.fn(connection)
+        except DBAPIError as error:
+            if not sqlite.spares(error):
+                raise
+            savepoint.rollback()
+            self._error = error
+        except Exception as error:  # noqa: BLE001 - it is the caller's, and is given to him
+            savepoint.rollback()
+            self._error = error
+        else:
+            savepoint.commit()
+
+    def settle(self, named: Callable[[DBAPIError], errors.HuiluError]) -> None:
+        """It is on disk, or failed by itself: tell the caller."""
+        if isinstance(self._error, DBAPIError):
+            error = named(self._error)
+            error.__cause__ = self._error
+            self.future.set_exception(error)
+        elif self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(self._result)  # type: ignore[arg-type]
 
 
 class Database:
-    """Owns the connections and the writer thread. Close it."""
+    """Owns the file's connections and threads. Whoever makes one holds the run's lock."""
 
     def __init__(self, path: Path) -> None:
+        """Open, make or migrate the database at `path`. Raises DiskFull, NotWritable, BadDatabase, Locked."""
         self._path = path
-        self._writer_engine = _engine(path, begin="BEGIN IMMEDIATE")
-        self._reader_engine = _engine(path, begin="BEGIN")
-        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-        self._thread = threading.Thread(target=self._serve, name="writer", daemon=True)
+        self._writer = sqlite.writer_engine(path)
+        try:
+            with self._writer.begin() as connection:
+                migrate.upgrade(connection)
+        except DBAPIError as error:
+            self._writer.dispose()
+            raise self._named(error) from error
+        except errors.HuiluError:
+            self._writer.dispose()
+            raise
+        self._readers = sqlite.reader_engine(path, NUM_READERS)
+        self._pool = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="huilu-read")
+        self._inbox: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._closed = False
+        self._num_commits = 0
+        self._watchers: list[Future[None]] = []
+        self._thread = threading.Thread(target=self._serve, name="huilu-write", daemon=True)
         self._thread.start()
 
     @property
-    def engine(self) -> Engine:
-        """The writer's engine: for migrations, before anything is written."""
-        return self._writer_engine
+    def num_commits(self) -> int:
+        """Commits so far; what `changed` compares with."""
+        return self._num_commits
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """The result of `work`, durable. What `work` raises undoes `work` alone; a failed commit fails all of it."""
-        return await asyncio.wrap_future(self._submit(work))
+    async def write(self, fn: Callable[[Connection], T]) -> T:
+        """What `fn` returned, once its changes are on disk; what it raised, and then none of them are.
 
-    def write_now(self, work: Callable[[Connection], T]) -> T:
-        """As `write`, blocking: for callers without a loop."""
-        return self._submit(work).result()
+        A write whose caller is cancelled may still be committed. Raises DiskFull, NotWritable, BadDatabase and
+        Locked for a failed commit; Invariant for a broken constraint.
+        """
+        write = _Write(fn)
+        with self._guard:
+            if self._closed:
+                raise errors.Invariant(f"{self._path} is closed")
+            self._inbox.put(write)
+        return await asyncio.wrap_future(write.future)
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """The result of `work` on a reader's connection."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, self.read_now, work)
+    async def read(self, fn: Callable[[Connection], T]) -> T:
+        """What `fn` returned, run on one snapshot that holds every write which resolved before."""
+        return await asyncio.wrap_future(self._pool.submit(self._read, fn))
 
-    def read_now(self, work: Callable[[Connection], T]) -> T:
-        """As `read`, blocking."""
-        try:
-            with self._reader_engine.connect() as connection:
-                return work(connection)
-        except DBAPIError as error:
-            raise self._named(error) from error
+    async def changed(self, seen: int) -> int:
+        """Wait until there are more commits than `seen`; how many there are then.
+
+        To wait for a condition: note `num_commits`, look, and when it does not hold yet wait for a change.
+        """
+        while True:
+            with self._guard:
+                if self._num_commits != seen:
+                    return self._num_commits
+                watcher: Future[None] = Future()
+                self._watchers.append(watcher)
+            await asyncio.wrap_future(watcher)
 
     def close(self) -> None:
-        """Write what is queued, then close."""
-        self._writes.put(None)
+        """Commit what waits, end the threads, close the file. Later writes raise; closing again does nothing."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            self._inbox.put(None)
         self._thread.join()
-        self._readers.shutdown()
-        self._writer_engine.dispose()
-        self._reader_engine.dispose()
+        self._pool.shutdown()
+        self._readers.dispose()
+        # Last, so that SQLite folds the log into the file and a finished run is one file.
+        self._writer.dispose()
 
-    def _submit(self, work: Callable[[Connection], T]) -> Future[T]:
-        write = _Write(work)
-        self._writes.put(write)
-        return write.done
+    def _read(self, fn: Callable[[Connection], T]) -> T:
+        return _on(self._readers, fn, self._path)
+
+    def _named(self, error: DBAPIError) -> errors.HuiluError:
+        return sqlite.named(error, self._path)
 
     def _serve(self) -> None:
-        while (first := self._writes.get()) is not None:
-            group, ending = [first], False
-            while len(group) < MAX_GROUP:
-                try:
-                    following = self._writes.get_nowait()
-                except queue.Empty:
-                    break
+        while (first := self._inbox.get()) is not None:
+            batch, last = [first], False
+            while len(batch) < MAX_BATCH and not last and not self._inbox.empty():
+                following = self._inbox.get()
                 if following is None:
-                    ending = True
-                    break
-                group.append(following)
-            self._commit(group)
-            if ending:
+                    last = True
+                else:
+                    batch.append(following)
+            self._commit([write for write in batch if write.future.set_running_or_notify_cancel()])
+            if last:
                 return
 
-    def _commit(self, group: list[_Write]) -> None:
-        outcomes: list[tuple[_Write, Any, BaseException | None]] = []
-        try:
-            with self._writer_engine.begin() as connection:
-                outcomes.extend((write, *_attempt(connection, write.work)) for write in group)
-        except BaseException as error:  # noqa: BLE001 - the thread's top: every waiting caller must hear of it
-            named = self._named(error) if isinstance(error, DBAPIError) else error
-            for write in group:
-                write.done.set_exception(named)
+    def _commit(self, batch: list[_Write[Any]]) -> None:
+        """Commit a batch whole, or tell every caller why not."""
+        if not batch:
             return
-        for write, value, failure in outcomes:
-            if failure is None:
-                write.done.set_result(value)
-            else:
-                write.done.set_exception(self._named(failure) if isinstance(failure, DBAPIError) else failure)
+        try:
+            with self._writer.begin() as connection:
+                for write in batch:
+                    write.run(connection)
+        except Exception as error:  # noqa: BLE001 - the thread's top loop: each caller gets it
+            for write in batch:
+                write.future.set_exception(self._named(error) if isinstance(error, DBAPIError) else error)
+            return
+        for write in batch:
+            write.settle(self._named)
+        with self._guard:
+            self._num_commits += 1
+            watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            if watcher.set_running_or_notify_cancel():
+                watcher.set_result(None)
 
-    def _named(self, error: DBAPIError) -> BaseException:
-        return named_error(error, self._path)
 
+def read_now(path: Path, fn: Callable[[Connection], T]) -> T:
+    """What `fn` returned on the database of another process or of a finished run, which is not changed.
 
-def _attempt(connection: Connection, work: Callable[[Connection], Any]) -> tuple[Any, BaseException | None]:
-    """Run one write in its own savepoint; the database's own failures end the whole group."""
-    savepoint = connection.begin_nested()
+    Raises NotFound, BadDatabase, NotWritable.
+    """
+    if not path.is_file():
+        raise errors.NotFound(f"{path}", expected="a run's database", fix="huilu runs lists the runs")
+    engine = sqlite.archive_engine(path)
     try:
-        value = work(connection)
-    except DBAPIError as error:
-        if _code(error) in _FATAL:
-            raise
-        savepoint.rollback()
-        return None, error
-    except BaseException as error:  # noqa: BLE001 - it is the caller's, and goes to the caller
-        savepoint.rollback()
-        return None, error
-    savepoint.commit()
-    return value, None
+        return _on(engine, lambda connection: fn(_checked(connection, path)), path)
+    finally:
+        engine.dispose()
 
 
-def _engine(path: Path, begin: str) -> Engine:
-    """A SQLite engine on one file, in WAL, durable on commit, with transactions begun as `begin`."""
-    pool: dict[str, Any] = {"poolclass": StaticPool} if begin == "BEGIN IMMEDIATE" else {"pool_size": READERS}
-    engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False, "timeout": BUSY_S}, **pool)
-
-    @event.listens_for(engine, "connect")
-    def prepare(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver must not begin transactions of its own
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA foreign_keys=ON")
-
-    @event.listens_for(engine, "begin")
-    def start(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
-
-    return engine
-
-
-_FATAL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT}
-_FATAL |= {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_BUSY}
-
-
-def _code(error: DBAPIError) -> int:
-    """SQLite's primary result code, or 0."""
-    return (getattr(error.orig, "sqlite_errorcode", None) or 0) & 0xFF
-
-
-def named_error(error: DBAPIError, path: Path) -> errors.HuiluError:
-    """The error of ours that a failure of the database is."""
-    code, seen = _code(error), f"{path}: {error.orig}"
-    if code == sqlite3.SQLITE_FULL:
-        return errors.DiskFull(seen, fix="free space, then run again with --resume")
-    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
-        return errors.NotWritable(seen, fix="choose a folder you may write with --run-dir")
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return errors.Outside(f"{seen}: the database is damaged", fix="restore the run's folder from a copy")
-    if code == sqlite3.SQLITE_BUSY:
-        return errors.Locked(seen, fix="end the other process that writes this database")
-    if code == sqlite3.SQLITE_IOERR:
-        return errors.Outside(
-            f"{seen}: the disk failed or is full", fix="look at the disk, then run again with --resume"
+def _checked(connection: Connection, path: Path) -> Connection:
+    found = migrate.revision(connection)
+    if found != REVISION:
+        raise errors.BadDatabase(
+            f"{path} is at revision {found}", expected=REVISION, fix="resume the run once, which migrates it"
         )
-    return errors.Invariant(f"{seen} ({error.statement})")
+    return connection
+
+
+def _on(engine: Engine, fn: Callable[[Connection], T], path: Path) -> T:
+    try:
+        with engine.begin() as connection:
+            return fn(connection)
+    except DBAPIError as error:
+        raise sqlite.named(error, path) from error

@@ -6,16 +6,14 @@ Called by `release`, `keep` and the CLI's readers; functions on a connection, in
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Select, and_, delete, desc, insert, select, update
 from sqlalchemy.engine import Row
 
 from huilu.core.nouns import Evaluation, PolicyVersion, ReleaseName, Verdict
-from huilu.store.schema import evaluations, facts, releases, states, verdicts, versions
-
-T = TypeVar("T")
+from huilu.store.schema import evaluations, releases, states, verdicts, versions
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +38,7 @@ def insert_version(connection: Connection, version: PolicyVersion, now: float) -
     fields = msgspec.structs.asdict(version)
     finite = {name: value for name, value in version.metrics.items() if math.isfinite(value)}  # JSON has no NaN
     fields["metrics"] = msgspec.json.encode(finite).decode()
-    connection.execute(insert(versions).values(**fields, at=now))
+    connection.execute(insert(versions).values(**fields, superseded=False, at=now))
 
 
 def seal(connection: Connection, version: PolicyVersion, digest: str) -> None:
@@ -173,18 +171,6 @@ def pointer(connection: Connection, name: ReleaseName) -> PolicyVersion | None:
     """The version that a release names now."""
     moves = history(connection, name)
     return moves[-1].version if moves else None
-
-
-def put_fact(connection: Connection, name: str, value: Any) -> None:
-    """Remember a fact about the run."""
-    connection.execute(delete(facts).where(facts.c.name == name))
-    connection.execute(insert(facts).values(name=name, value=msgspec.json.encode(value).decode()))
-
-
-def get_fact(connection: Connection, name: str, kind: type[T]) -> T | None:
-    """A fact about the run, or None when it was never told."""
-    value = connection.scalar(select(facts.c.value).where(facts.c.name == name))
-    return None if value is None else msgspec.json.decode(value, type=kind)
 
 
 def _standing() -> Select[Any]:

@@ -58,6 +58,12 @@ def named(error: DBAPIError, path: Path) -> errors.HuiluError:
     return _by_code(code & _FIRST_BYTE, f"{path}: {cause}", path)
 
 
+def spares(error: DBAPIError) -> bool:
+    """Whether an error undid its statement alone, so that the transaction around it can go on."""
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code is None or code & _FIRST_BYTE in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+
+
 def _by_code(code: int, observed: str, path: Path) -> errors.HuiluError:
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path)):
         return errors.DiskFull(observed, fix="free space, then run again with --resume")

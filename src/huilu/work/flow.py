@@ -150,11 +150,15 @@ class Flow:
 
     async def heartbeat(self) -> None:
         """Renew this process's leases until cancelled."""
+        owner, lease_s = self._queue.owner, self._queue.lease_s
+
+        def renew(connection: Connection) -> None:
+            queue.renew(connection, owner, lease_s, self._now())
+            claims.renew(connection, owner, lease_s, self._now())
+
         while True:
-            await asyncio.sleep(self._queue.lease_s / 3)
-            await self._queue.renew()
-            owner, lease_s = self._queue.owner, self._queue.lease_s
-            await self._database.write(lambda connection: claims.renew(connection, owner, lease_s, self._now()))
+            await asyncio.sleep(lease_s / 3)
+            await self._database.write(renew)
 
     async def abandon(self) -> int:
         """The run is over: tasks still open are cancelled and their feedback expires; how many."""

@@ -40,6 +40,9 @@ def enqueue(connection: Connection, drawn: Sequence[tuple[int, Task]], now: floa
             "env": task.env,
             "state": TaskState.QUEUED.value,
             "extra": extra,
+            "attempts": 0,
+            "fence": 0,
+            "errors": "[]",
             "record": _encode(task),
             "enqueued_at": now,
         }

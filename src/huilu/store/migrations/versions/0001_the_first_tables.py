@@ -23,28 +23,22 @@ def upgrade() -> None:
         sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=False),
-        sa.Column("lease_until", sa.Float(), nullable=False),
+        sa.Column("lease_until", sa.Double(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=True),
         sa.Column("lineage", sa.Integer(), nullable=True),
-        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_claims")),
         sa.UniqueConstraint("round", name=op.f("uq_claims_round")),
     )
     op.create_table(
         "evaluations",
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("lineage", sa.Integer(), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("lineage", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("split", sa.String(length=32), nullable=False),
-        sa.Column("pass_rate", sa.Float(), nullable=False),
+        sa.Column("pass_rate", sa.Double(), nullable=False),
         sa.Column("record", sa.LargeBinary(), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("number", "lineage", "split", name=op.f("pk_evaluations")),
-    )
-    op.create_table(
-        "facts",
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("value", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_facts")),
     )
     op.create_table(
         "feedback",
@@ -53,11 +47,11 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(length=16), nullable=False),
         sa.Column("source", sa.String(length=16), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("value", sa.Float(), nullable=True),
+        sa.Column("value", sa.Double(), nullable=True),
         sa.Column("text", sa.Text(), nullable=False),
         sa.Column("note", sa.Text(), nullable=False),
-        sa.Column("issued_at", sa.Float(), nullable=False),
-        sa.Column("ended_at", sa.Float(), nullable=True),
+        sa.Column("issued_at", sa.Double(), nullable=False),
+        sa.Column("ended_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_feedback")),
     )
     with op.batch_alter_table("feedback", schema=None) as batch_op:
@@ -72,21 +66,21 @@ def upgrade() -> None:
     )
     op.create_table(
         "releases",
-        sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("name", sa.String(length=16), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("lineage", sa.Integer(), nullable=False),
         sa.Column("why", sa.Text(), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_releases")),
     )
     op.create_table(
         "states",
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("lineage", sa.Integer(), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("lineage", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("has_state", sa.Boolean(), nullable=False),
         sa.Column("size_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("number", "lineage", name=op.f("pk_states")),
     )
     op.create_table(
@@ -99,12 +93,12 @@ def upgrade() -> None:
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("fence", sa.BigInteger(), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=True),
-        sa.Column("lease_until", sa.Float(), nullable=True),
+        sa.Column("lease_until", sa.Double(), nullable=True),
         sa.Column("claim_id", sa.String(length=64), nullable=True),
         sa.Column("errors", sa.Text(), nullable=False),
         sa.Column("record", sa.LargeBinary(), nullable=False),
-        sa.Column("enqueued_at", sa.Float(), nullable=False),
-        sa.Column("ended_at", sa.Float(), nullable=True),
+        sa.Column("enqueued_at", sa.Double(), nullable=False),
+        sa.Column("ended_at", sa.Double(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_tasks")),
         sa.UniqueConstraint("draw", name=op.f("uq_tasks_draw")),
     )
@@ -114,17 +108,17 @@ def upgrade() -> None:
 
     op.create_table(
         "verdicts",
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("lineage", sa.Integer(), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("lineage", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("promote", sa.Boolean(), nullable=False),
         sa.Column("record", sa.LargeBinary(), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("number", "lineage", name=op.f("pk_verdicts")),
     )
     op.create_table(
         "versions",
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("lineage", sa.Integer(), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("lineage", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("parent", sa.Integer(), nullable=True),
         sa.Column("round", sa.Integer(), nullable=False),
         sa.Column("digest", sa.String(length=64), nullable=False),
@@ -132,7 +126,7 @@ def upgrade() -> None:
         sa.Column("healthy", sa.Boolean(), nullable=False),
         sa.Column("superseded", sa.Boolean(), nullable=False),
         sa.Column("metrics", sa.Text(), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("number", "lineage", name=op.f("pk_versions")),
     )
     op.create_table(
@@ -154,18 +148,23 @@ def upgrade() -> None:
         sa.Column("idx", sa.Integer(), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("outcome", sa.String(length=16), nullable=False),
-        sa.Column("reward", sa.Float(), nullable=True),
+        sa.Column("reward", sa.Double(), nullable=True),
         sa.Column("num_sampled", sa.Integer(), nullable=False),
         sa.Column("record", sa.LargeBinary(), nullable=False),
-        sa.Column("at", sa.Float(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["task_id"], ["tasks.id"], name=op.f("fk_episodes_task_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_episodes")),
         sa.UniqueConstraint("task_id", "idx", name=op.f("uq_episodes_task_id_idx")),
     )
+    with op.batch_alter_table("episodes", schema=None) as batch_op:
+        batch_op.create_index(batch_op.f("ix_episodes_round"), ["round"], unique=False)
 
 
 def downgrade() -> None:
     """Drop every table."""
+    with op.batch_alter_table("episodes", schema=None) as batch_op:
+        batch_op.drop_index(batch_op.f("ix_episodes_round"))
+
     op.drop_table("episodes")
     op.drop_table("claimed")
     op.drop_table("versions")
@@ -183,6 +182,5 @@ def downgrade() -> None:
         batch_op.drop_index(batch_op.f("ix_feedback_episode_id"))
 
     op.drop_table("feedback")
-    op.drop_table("facts")
     op.drop_table("evaluations")
     op.drop_table("claims")
