@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -143,6 +144,28 @@ def test_requests_are_served_in_the_order_of_arrival(decoder: Decoder, make_worl
     assert list(world.finish()) == ["a", "b", "c"]
 
 
+def test_who_came_last_makes_way_when_blocks_run_out(decoder: Decoder, make_world: Make) -> None:
+    world = make_world(decoder, num_blocks=8, block_size=4)
+    world.submit("first", [2, 3, 4], max_new_tokens=20, ignore_eos=True)
+    world.submit("second", [2, 3, 5], max_new_tokens=20, ignore_eos=True)
+    lengths: dict[str, int] = {}
+    for step in range(1, 60):
+        lengths |= dict.fromkeys(world.steps(1), step)
+    assert world.engine.stats().num_preemptions > 0
+    assert lengths["first"] == 20 < lengths["second"]
+
+
+def test_an_iteration_computes_no_more_prompt_tokens_than_allowed(decoder: Decoder, make_world: Make) -> None:
+    world = make_world(decoder, prefill_tokens=16)
+    for length in (5, 9, 3, 40, 8, 16, 2):
+        world.submit(f"r{length}", list(range(2, 2 + length)), max_new_tokens=3)
+    counts = [0]
+    while world.engine.has_work:
+        world.engine.step()
+        counts.append(world.engine.stats().num_prefill_tokens)
+    assert max(after - before for before, after in itertools.pairwise(counts)) <= 16
+
+
 def test_at_most_max_running_samples_decode_at_once_and_no_slot_is_ever_empty(
     decoder: Decoder, make_world: Make
 ) -> None:
@@ -205,8 +228,8 @@ def test_a_request_that_all_blocks_could_not_hold_is_refused_and_the_largest_tha
     world = make_world(decoder, num_blocks=5, block_size=4)
     with pytest.raises(Usage, match="KV cache"):
         world.submit("r", [2] * 11, max_new_tokens=11)
-    world.submit("r", [2] * 11, n=2, max_new_tokens=10, ignore_eos=True)
-    assert [len(one.token_ids) for one in world.finish()["r"]] == [10, 10]
+    world.submit("r", [2] * 11, n=8, max_new_tokens=10, ignore_eos=True)
+    assert [len(one.token_ids) for one in world.finish()["r"]] == [10] * 8
 
 
 def test_an_id_can_be_used_again_only_after_its_request_ended(world: Any) -> None:

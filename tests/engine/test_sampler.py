@@ -11,6 +11,7 @@ import transformers
 from torch import Tensor
 
 from huilu.core.generation import Sampling
+from huilu.engine import sampler
 from huilu.engine.sampler import Draw, draw_tokens, uniform
 from huilu.errors import TrainingUnhealthy
 
@@ -140,6 +141,18 @@ def test_uniforms_depend_on_seed_sample_and_position_and_are_uniform() -> None:
     assert values.max() < 1
     counts = torch.histc(values, bins=20, min=0, max=1)
     assert float(((counts - 500) ** 2 / 500).sum()) < 45  # chi-square of 19 degrees of freedom, once in a thousand
+
+
+@pytest.mark.parametrize(("value", "token_id"), [(0.0, 2), (1 - 2.0**-53, 597)])
+@pytest.mark.parametrize("top_k", [0, 599])
+def test_a_token_without_probability_is_never_drawn(
+    value: float, token_id: int, top_k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row_V = torch.linspace(2, 1, 600)
+    row_V[:2] = row_V[598:] = -math.inf
+    monkeypatch.setattr(sampler, "uniform", lambda *_: value)
+    (one,) = draw_tokens(row_V[None], draws(Sampling(max_new_tokens=1, top_k=top_k), 1))
+    assert one.token_id == token_id
 
 
 def test_the_uniforms_are_those_of_splitmix64() -> None:
