@@ -44,7 +44,6 @@ from huilu.store import lock, rows
 from huilu.store.database import Database
 from huilu.store.files import HELD_OUT, Files
 from huilu.store.folder import RunFolder
-from huilu.store.migrate import open_database
 from huilu.telemetry import Sink, Telemetry
 from huilu.text.chat import Chat
 from huilu.text.tokenizer import Tokenizer
@@ -88,7 +87,7 @@ async def train(job: tree.Job, folder: RunFolder, *, base: Path, resume: bool, s
             telemetry.event("error", message=str(error), code=error.code, fix=error.fix)
             raise
         journal = fold(read_events(folder.events))
-        write_report(folder)
+        write_report(folder, time.time())
     return summary(journal, accounting, version, run_id=folder.id, run_dir=str(folder.path))
 
 
@@ -152,7 +151,8 @@ def _telemetry(job: tree.Job, folder: RunFolder, sink: Sink, stack: contextlib.E
     trackers = [TRACKERS[name](folder.path, first_round) for name in job.trackers]
     for tracker in trackers:
         stack.callback(tracker.close)
-    sinks = [without(secrets, each) for each in (event_log(events), metrics_log(metrics), *trackers, sink)]
+    told: list[Sink] = [event_log(events), metrics_log(metrics), *trackers, sink]
+    sinks = [without(secrets, each) for each in told]
     return Telemetry(*sinks, kill_at=os.environ.get("HUILU_KILL_AT", ""))
 
 
@@ -166,12 +166,12 @@ async def _opened(job: tree.Job, folder: RunFolder, base: Path, telemetry: Telem
         )
         tools = await stack.enter_async_context(open_tools(job, base, telemetry))
         await _preflight(job, folder, sources, tools, telemetry)
-        database = open_database(folder.database)
+        database = Database(folder.database)
         stack.callback(database.close)
         telemetry.event("stage", name="load", detail=job.model.path)
         model = await ModelClient.launch(folder.model_log, os.environ)
         stack.push_async_callback(model.close)
-        info = await model.start(protocol.Start(model=job.model, inference=job.inference, base=str(base), learn=job))
+        info = await model.start(protocol.Start(model=job.model, inference=job.inference, learn=job))
         refuse_failures(preflight.check_size(folder.path, info.num_parameters, job))
         chat = Chat(Tokenizer.load(Path(info.folder)))
         yield Run(

@@ -48,7 +48,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 def load(request: protocol.Start, telemetry: Telemetry) -> Loaded:
     """The model, checked before it is loaded, with its engine and, where a job is given, its learner."""
     torch.set_num_threads(request.model.threads or os.cpu_count() or 1)
-    folder = resolve.resolve_model(request.model.path, base=Path(request.base))
+    folder = resolve.resolve_model(request.model.path)
     device = _device(request.model.device)
     dtype = getattr(torch, request.model.dtype)
     decoder = hf.load_decoder(folder, dtype=dtype, device=device)
@@ -142,8 +142,8 @@ class ModelProcess:
         """May the weights be touched now? Until they may, no request is admitted."""
         self._engine.pause()
         if self._ready().on_update == "abort":
-            self._finish(self._engine.abort_running())
-        return self._engine.num_running == 0
+            self._engine.abort_running()
+        return not self._engine.has_work
 
     def _handle(self, call: wire.Call) -> None:
         if call.method in self._exclusive:
@@ -151,14 +151,14 @@ class ModelProcess:
         elif call.method == "digest":
             self._digests.append(call)
         elif call.method == "generate":
-            self._answer(call, self._submit, reply=False)
+            self._answer(call, lambda body: self._submit(body, call.id), reply=False)
         else:
             self._answer(call, self._now.get(call.method, self._unknown))
 
     def _answer(self, call: wire.Call, handler: Callable[[msgspec.Raw], Any], reply: bool = True) -> None:
         try:
             with errors.boundary(f"the model process, {call.method}"):
-                value = handler(call.body) if reply else self._submit(call.body, call.id)
+                value = handler(call.body)
         except errors.HuiluError as error:
             self._telemetry.event("error", message=f"{call.method}: {error}", code=error.code)
             self._server.fail(call.id, error)
@@ -176,13 +176,13 @@ class ModelProcess:
             folder=str(self._loaded.folder),
             family=decoder.spec.family,
             num_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
-            max_positions=decoder.spec.max_positions,
+            max_positions=decoder.spec.max_length,
             device=str(next(decoder.parameters()).device),
             threads=torch.get_num_threads(),
             digest=weights.digest(decoder),
         )
 
-    def _submit(self, body: msgspec.Raw, call_id: int = 0) -> None:
+    def _submit(self, body: msgspec.Raw, call_id: int) -> None:
         request = msgspec.msgpack.decode(body, type=protocol.Generate)
         deadline = time.monotonic() + request.timeout_s
         self._engine.submit(request.request_id, request.prompt_ids, request.sampling, deadline)
@@ -221,16 +221,16 @@ class ModelProcess:
         request = msgspec.msgpack.decode(body, type=protocol.Save)
         num_bytes = hf.export(self._ready().decoder, Path(request.weights), source=self._ready().folder)
         if request.state:
-            num_bytes += self._learner.save(Path(request.state))
+            num_bytes += self._learner.save_state(Path(request.state))
         return num_bytes
 
     def _load(self, body: msgspec.Raw) -> str:
         request = msgspec.msgpack.decode(body, type=protocol.Load)
         hf.load_weights(self._ready().decoder, Path(request.weights))
         if request.state:
-            self._learner.load(Path(request.state))
+            self._learner.load_state(Path(request.state))
         elif self._ready().learner is not None:
-            self._learner.restart()
+            self._learner.restart_optimizer()
         return weights.digest(self._ready().decoder)
 
     def _answer_digests(self) -> None:

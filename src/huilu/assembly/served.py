@@ -17,10 +17,12 @@ import msgspec
 from huilu import errors
 from huilu.config import tree
 from huilu.core.generation import Completion, Sampling
-from huilu.core.nouns import Evaluation, Message, Task
+from huilu.core.nouns import Evaluation, Message, ReleaseName, Task
 from huilu.core.ports import Environment, Tools
 from huilu.serving import protocol
 from huilu.serving.client import ModelClient
+from huilu.store import rows
+from huilu.store.database import read_now
 from huilu.store.folder import RunFolder
 from huilu.telemetry import Telemetry
 from huilu.text.chat import Chat
@@ -47,14 +49,20 @@ def find(target: str) -> tuple[str, tree.Job | None]:
         return target, None
     job = folder.read_job()
     kept = {path.name: path for path in folder.versions.iterdir() if (path / "config.json").is_file()}
-    wanted = version or folder.production()
+    wanted = version or _production(folder)
     if wanted in kept:
         return str(kept[wanted]), job
-    if wanted in ("v0", ""):
+    if wanted == "v0":
         return job.model.path, job
     raise errors.NotFound(
         f"{name} keeps no weights of version {wanted}", expected=f"one of {', '.join(sorted(['v0', *kept]))}"
     )
+
+
+def _production(folder: RunFolder) -> str:
+    """The version that a run released: v0 is the model that it started from."""
+    version = read_now(folder.database, lambda connection: rows.pointer(connection, ReleaseName.PRODUCTION))
+    return "v0" if version is None else version.id
 
 
 @contextlib.asynccontextmanager
@@ -63,7 +71,7 @@ async def serve(model: tree.Model, inference: tree.Inference, telemetry: Telemet
     with tempfile.TemporaryDirectory(prefix="huilu-") as scratch:
         client = await ModelClient.launch(Path(scratch) / "model.log", os.environ)
         try:
-            request = protocol.Start(model=model, inference=inference, base=str(Path.cwd()))
+            request = protocol.Start(model=model, inference=inference)
             info = await client.start(request)
             yield Served(client=client, info=info, chat=Chat(Tokenizer.load(Path(info.folder))))
         finally:

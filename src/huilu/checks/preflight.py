@@ -7,7 +7,8 @@ what cannot be measured here is `unknown`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from functools import partial
 from pathlib import Path
 
 from huilu import errors
@@ -21,6 +22,28 @@ GIB = 1 << 30
 DISK_RESERVE_BYTES = 256 << 20
 GOLD_TASKS = 8
 BYTES_A_PARAMETER = {"weights": 4, "gradients": 4, "optimizer": 8}
+
+
+def check_folder(folder: Path) -> Check:
+    """Whether files can be made in the run's folder, and survive a sync."""
+    check = partial(Check, id="folder", code="PRE-FOLDER", title="folder", component="store")
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"huilu")
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        fix = "choose another folder with --run-dir"
+        return check(status="fail", observed=f"{folder}: {error.strerror}", expected="a writable folder", fix=fix)
+    return check(status="ok", observed=f"{folder} takes files")
+
+
+def check_size(folder: Path, num_parameters: int, job: Job) -> list[Check]:
+    """Whether disk and memory hold a model of this size in training."""
+    return [
+        check_disk(folder, num_parameters, job),
+        check_memory(num_parameters, job, Path("/proc/meminfo").read_text()),
+    ]
 
 
 def check_disk(folder: Path, num_parameters: int, job: Job) -> Check:
@@ -77,14 +100,14 @@ def check_memory(num_parameters: int, job: Job, meminfo: str) -> Check:
 def check_sandbox(job: Job, environments: dict[str, Environment]) -> Check:
     """The isolation that the job's environments need."""
     users = sorted(name for name, environment in environments.items() if "sandbox" in environment.needs)
-    common = {"id": "sandbox", "code": "PRE-SANDBOX", "title": "sandbox", "component": "sandbox"}
+    check = partial(Check, id="sandbox", code="PRE-SANDBOX", title="sandbox", component="sandbox")
     if not users:
-        return Check(**common, status="skip", observed="no environment of this job runs code")
+        return check(status="skip", observed="no environment of this job runs code")
     try:
         isolation = require(job.sandbox.level)
     except errors.IsolationRefused as error:
-        return Check(**common, status="fail", observed=error.observed, expected=error.expected, fix=error.fix)
-    return Check(**common, status="ok", observed=f"level {isolation.level}, for {', '.join(users)}")
+        return check(status="fail", observed=error.observed, expected=error.expected, fix=error.fix)
+    return check(status="ok", observed=f"level {isolation.level}, for {', '.join(users)}")
 
 
 async def check_answers(environments: dict[str, Environment], tools: Tools) -> list[Check]:
@@ -105,15 +128,3 @@ async def check_answers(environments: dict[str, Environment], tools: Tools) -> l
             )
         )
     return checks
-
-
-def check_model(load: Callable[[], str]) -> Check:
-    """Whether the model's files are whole; `load` raises BadWeights or says what was loaded."""
-    return Check(id="model", code="PRE-MODEL", title="model", component="model", status="ok", observed=load())
-
-
-def summary(checks: Sequence[Check]) -> dict[str, int]:
-    """How many checks ended in each status."""
-    return {
-        status: sum(check.status == status for check in checks) for status in ("ok", "warn", "fail", "unknown", "skip")
-    }

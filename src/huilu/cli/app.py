@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import typer
 
 import huilu
@@ -28,10 +30,10 @@ def build() -> typer.Typer:
     return app
 
 
-def _group(name: str, about: str, commands: dict[str, object]) -> typer.Typer:
+def _group(name: str, about: str, commands: Mapping[str, Callable[..., object]]) -> typer.Typer:
     group = typer.Typer(name=name, help=about, no_args_is_help=True)
     for command, function in commands.items():
-        group.command(command)(function)  # type: ignore[type-var]  # typer wants a callable type variable
+        group.command(command)(function)
     return group
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -50,4 +51,4 @@ def schema() -> int:
     return 0
 
 
-COMMANDS = {"show": show, "check": check, "schema": schema}
+COMMANDS: dict[str, Callable[..., int]] = {"show": show, "check": check, "schema": schema}

@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import Annotated
 
+import msgspec
 import typer
 
 from huilu.assembly.tools import open_tools
@@ -40,12 +41,19 @@ def check(
         print_json({"schema_version": 1, "sources": reports, "gold_failures": failures})
         return int(failed)
     for report in reports:
-        print_rows(report.name, ("fact", "value"), report.rows())
+        facts = msgspec.structs.asdict(report)
+        print_rows(report.name, ("fact", "value"), [(name, _text(value)) for name, value in facts.items()])
     for name, lines in failures.items():
         typer.echo(f"{name}: gold answers " + ("score 1.0, an empty one does not" if not lines else "FAIL"))
         for line in lines:
             typer.echo(f"  {line}")
     return int(failed)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, msgspec.Struct):
+        return ", ".join(f"{name} {number}" for name, number in msgspec.structs.asdict(value).items())
+    return str(value)
 
 
 COMMANDS = {"check": check}

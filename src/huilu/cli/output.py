@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ def print_json(value: Any) -> None:
     sys.stdout.buffer.flush()
 
 
-def print_rows(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def print_rows(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """A table on stdout; plain tab-separated lines when it is not a terminal."""
     if not sys.stdout.isatty():
         sys.stdout.writelines("\t".join(row) + "\n" for row in [columns, *rows])

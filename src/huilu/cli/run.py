@@ -15,22 +15,16 @@ from rich.console import Console
 
 from huilu import errors
 from huilu.assembly import control
+from huilu.cli.options import JobFile, Json, Quiet, Sets
 from huilu.cli.output import print_json, print_rows
 from huilu.config.load import Loaded, load_job
+from huilu.observe.journal import fold
 from huilu.observe.live import watching
 from huilu.observe.runlog import read_events
-from huilu.observe.journal import fold
 from huilu.observe.view import Ending
-from huilu.store.folder import RunFolder
+from huilu.store.folder import RunFolder, runs_in
 
 INTERRUPTED = 130
-
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
-Sets = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, as in train.learning_rate=1e-5.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr.")]
 
 
 def run(
@@ -50,7 +44,7 @@ def run(
     loaded = load_job(job, sets, os.environ)
     folder = _folder(loaded, run_dir, resume)
     if dry_run:
-        return _dry_run(loaded, folder, json)
+        return _dry_run(loaded, folder, job.parent, json)
     console = Console(stderr=True)
     ending = Ending(run_dir=str(folder.path))
     journal = fold(read_events(folder.events)) if resume else None
@@ -88,14 +82,14 @@ def _folder(loaded: Loaded, run_dir: Path | None, resume: bool) -> RunFolder:
     root = Path("runs")
     if not resume:
         return RunFolder(root / f"{loaded.job.name}-{datetime.now():%Y%m%d-%H%M%S}")
-    mine = [folder for folder in control.runs_of(root) if folder.read_job().name == loaded.job.name]
+    mine = [folder for folder in runs_in(root) if folder.read_job().name == loaded.job.name]
     if not mine:
         raise errors.NotFound(f"no run of {loaded.job.name} in {root}", fix="name its folder with --run-dir")
     return mine[0]
 
 
-def _dry_run(loaded: Loaded, folder: RunFolder, json: bool) -> int:
-    checks = asyncio.run(control.preflight(loaded.job, folder, base=Path()))
+def _dry_run(loaded: Loaded, folder: RunFolder, base: Path, json: bool) -> int:
+    checks = asyncio.run(control.check(loaded.job, folder, base=base))
     if json:
         print_json({"schema_version": 1, "job": loaded.job, "checks": checks})
     else:

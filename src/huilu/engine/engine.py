@@ -118,7 +118,7 @@ class Engine:
             )
         request = Request(request_id, list(prompt_ids), sampling, deadline, self._num_arrivals)
         self._num_arrivals += 1
-        for index in range(sampling.n):
+        for index in sampling.samples or range(sampling.n):
             stream = TextStream(self._tokenizer, sampling.stop) if sampling.stop else None
             request.samples.append(Sample(request, index, list(prompt_ids), stream))
         request.num_unfinished = sampling.n

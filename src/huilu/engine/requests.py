@@ -120,6 +120,7 @@ def check(prompt_ids: list[int], sampling: Sampling, vocab_size: int) -> None:
         ("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more"),
         ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 (off) to 1"),
         ("n", sampling.n, sampling.n >= 1, "at least 1"),
+        ("samples", sampling.samples, len(set(sampling.samples)) in (0, sampling.n), "none, or n different ones"),
         ("stop", sampling.stop, all(sampling.stop), "strings that are not empty"),
         ("num_top_logprobs", sampling.num_top_logprobs, 0 <= sampling.num_top_logprobs <= vocab_size, "0 or more"),
     ):

@@ -13,11 +13,10 @@ from huilu.core.generation import Sampling
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """`start`: load a model to serve it and, where a job is given, to train it. `base` is what relative paths mean."""
+    """`start`: load a model to serve it and, where a job is given, to train it."""
 
     model: Model
     inference: Inference
-    base: str
     learn: Job | None = None
 
 

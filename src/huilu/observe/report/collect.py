@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, create_engine, select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
 
 from huilu.bus import feedback
 from huilu.core.nouns import PolicyVersion, Task
@@ -30,8 +29,7 @@ from huilu.observe.report.facts import (
 )
 from huilu.observe.report.page import render
 from huilu.observe.runlog import read_events
-from huilu.store import schema
-from huilu.store.database import named_error
+from huilu.store import schema, sqlite
 from huilu.store.folder import RunFolder
 
 _IDS_A_QUERY = 500
@@ -86,13 +84,13 @@ def collect(folder: RunFolder, now: float) -> RunFacts:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[Connection]:
-    """One read transaction, so that all that is read belongs together. It may leave SQLite's empty -wal and -shm."""
-    engine = create_engine(f"sqlite:///file:{path.resolve()}?mode=ro&uri=true", poolclass=NullPool)
+    """One read transaction, so that all that is read belongs together."""
+    engine = sqlite.archive_engine(path)
     try:
-        with engine.connect() as connection:
+        with engine.begin() as connection:
             yield connection
     except DBAPIError as error:
-        raise named_error(error, path) from error
+        raise sqlite.named(error, path) from error
     finally:
         engine.dispose()
 
