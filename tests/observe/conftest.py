@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from huilu.core.nouns import Accounting, Message, Outcome, PolicyVersion
+from huilu.core.nouns import Accounting, Message, Outcome, PolicyVersion, ReleaseName
 from huilu.observe.events import decode
 from huilu.observe.journal import fold
-from huilu.observe.report.facts import EpisodeFacts, ReleaseFacts, RunFacts, TaskFacts, VersionFacts
+from huilu.observe.report.facts import EpisodeFacts, RunFacts, TaskFacts, VersionFacts
+from huilu.store.rows import Moved
 
 START = 1_753_000_000.0
 NUM_ROUNDS = 6
@@ -76,7 +77,9 @@ def facts(events: list[dict[str, Any]]) -> RunFacts:
         journal=fold(event for event in map(decode, events) if event is not None),
         accounting=Accounting(issued=12, accepted=12),
         versions=tuple(versions),
-        releases=(ReleaseFacts(name="production", number=NUM_ROUNDS, lineage=0, why="it is better", at=START + 100),),
+        releases=(
+            Moved(name=ReleaseName.PRODUCTION, version=versions[-1].version, why="it is better", at=START + 100),
+        ),
         tasks=tasks,
         episodes=tuple(episodes),
         num_episodes=len(episodes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,18 @@ from huilu.core.nouns import (
     FeedbackState,
     Message,
     Outcome,
+    PolicyVersion,
+    ReleaseName,
     Task,
     Turn,
 )
-from huilu.errors import DiskFull, NotFound, Outside
+from huilu.errors import BadDatabase, DiskFull, NotFound
 from huilu.observe.report import collect
 from huilu.observe.report.collect import write_report
 from huilu.observe.runlog import JsonLines
-from huilu.store import schema
+from huilu.store import rows, schema
 from huilu.store.database import Database
 from huilu.store.folder import RunFolder
-from huilu.store.migrate import open_database
 
 NOW = 1_753_000_900.0
 ANSWER = "</script>十五\x00"
@@ -51,16 +53,17 @@ def folder(tmp_path: Path, events: list[dict[str, Any]]) -> RunFolder:
 @pytest.fixture
 def database(folder: RunFolder) -> Iterator[Database]:
     """The folder's database, open for writing, with one task of two episodes, two versions and a release."""
-    database = open_database(folder.database)
-    database.write_now(_fill)
+    database = Database(folder.database)
+    asyncio.run(database.write(_fill))
     yield database
     database.close()
 
 
 def _fill(connection: Connection) -> None:
     task = Task(id=task_id(0), env="arithmetic", prompt=(Message("user", "7 + 8?"),), answer=15)
-    fields = {"draw": 0, "env": task.env, "state": "done", "record": msgspec.msgpack.encode(task), "enqueued_at": 1.0}
-    connection.execute(insert(schema.tasks).values(id=task.id, **fields))
+    columns = {"draw": 0, "extra": False, "attempts": 1, "fence": 1, "errors": "[]", "enqueued_at": 1.0}
+    record = msgspec.msgpack.encode(task)
+    connection.execute(insert(schema.tasks).values(id=task.id, env=task.env, state="done", record=record, **columns))
     episodes = [_episode(task, 0, ANSWER, 1.0), _episode(task, 1, "14", None)]
     feedback.issue(connection, [episode.id for episode in episodes] + ["t000001.e0"], 1.0)
     for episode in episodes:
@@ -73,11 +76,15 @@ def _fill(connection: Connection) -> None:
             state=state,
         )
         feedback.append(connection, episode, word, 2.0)
-    common = {"lineage": 0, "metrics": "{}", "at": 3.0, "healthy": True}
-    connection.execute(insert(schema.versions).values(number=0, parent=None, round=0, digest="a" * 64, **common))
-    connection.execute(insert(schema.versions).values(number=1, parent=0, round=1, digest="b" * 64, **common))
-    connection.execute(insert(schema.states).values(number=1, lineage=0, has_state=True, size_bytes=9, at=3.0))
-    connection.execute(insert(schema.releases).values(name="production", number=1, lineage=0, why="better", at=4.0))
+    base = PolicyVersion(number=0, lineage=0, parent=None, round=0, digest="a" * 64)
+    lost = PolicyVersion(number=1, lineage=0, parent=0, round=1, digest="b" * 64)
+    first = PolicyVersion(number=1, lineage=1, parent=0, round=1, digest="c" * 64)
+    for version in (base, lost):
+        rows.insert_version(connection, version, 3.0)
+    rows.supersede(connection, 0)
+    rows.insert_version(connection, first, 4.0)
+    rows.insert_saved(connection, first, 9, 4.0, has_state=True)
+    rows.move_release(connection, ReleaseName.PRODUCTION, first, "better", 5.0)
 
 
 def _episode(task: Task, index: int, text: str, reward: float | None) -> Episode:
@@ -109,11 +116,12 @@ def test_the_report_shows_what_the_run_recorded(folder: RunFolder, database: Dat
     assert facts.num_episodes == 2
     assert (facts.accounting.issued, facts.accounting.accepted, facts.accounting.infra_failed) == (3, 1, 1)
     assert (facts.accounting.in_flight, facts.accounting.unaccounted) == (1, 0)
-    assert [(v.version.id, v.version.parent, v.is_kept) for v in facts.versions] == [
-        ("v0", None, False),
-        ("v1", 0, True),
+    assert [(v.version.id, v.version.parent, v.superseded, v.is_kept) for v in facts.versions] == [
+        ("v0", None, False, False),
+        ("v1", 0, True, False),
+        ("v1.1", 0, False, True),
     ]
-    assert [(r.name, r.number) for r in facts.releases] == [("production", 1)]
+    assert [(moved.name, moved.version.id) for moved in facts.releases] == [("production", "v1.1")]
     assert len(facts.journal.rounds) == 6
 
 
@@ -143,7 +151,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 def test_a_damaged_database_is_a_named_error(folder: RunFolder) -> None:
     folder.database.write_bytes(b"this is no database" * 100)
-    with pytest.raises(Outside, match="damaged"):
+    with pytest.raises(BadDatabase, match=r"run\.db"):
         collect.collect(folder, NOW)
 
 

@@ -20,8 +20,8 @@ def at(seconds: float, event: str, /, **fields: Any) -> dict[str, Any]:
     return {"at": seconds, "event": event, **fields}
 
 
-def ended(seconds: float, number: int, total: int = 4, **fields: Any) -> dict[str, Any]:
-    return at(seconds, "round", round=number, rounds=total, **fields)
+def ended(when: float, number: int, total: int = 4, /, **fields: Any) -> dict[str, Any]:
+    return at(when, "round", round=number, rounds=total, **fields)
 
 
 def evaluated(seconds: float, version: int, score: float, split: str = "holdout") -> dict[str, Any]:

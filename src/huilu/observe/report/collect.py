@@ -5,22 +5,18 @@ The database is opened read-only, so that a report can be made of a run that goe
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import DBAPIError
 
 from huilu.bus import feedback
 from huilu.core.nouns import PolicyVersion, Task
 from huilu.errors import NotFound, from_os
-from huilu.observe.journal import fold
+from huilu.observe.journal import Journal, fold
 from huilu.observe.report.facts import (
     EpisodeFacts,
-    ReleaseFacts,
     RunFacts,
     TaskFacts,
     VersionFacts,
@@ -29,7 +25,8 @@ from huilu.observe.report.facts import (
 )
 from huilu.observe.report.page import render
 from huilu.observe.runlog import read_events
-from huilu.store import schema, sqlite
+from huilu.store import rows, schema
+from huilu.store.database import read_now
 from huilu.store.folder import RunFolder
 
 _IDS_A_QUERY = 500
@@ -63,36 +60,26 @@ def collect(folder: RunFolder, now: float) -> RunFacts:
     journal = fold(read_events(folder.events))
     if not folder.database.exists():
         return RunFacts(run_id=folder.id, job=job, journal=journal, written_at=now)
-    with _reading(folder.database) as connection:
-        by_round = [
-            (row.round, row.id) for row in connection.execute(select(schema.episodes.c.round, schema.episodes.c.id))
-        ]
-        episodes = within_budget(_episodes(connection, shown_episodes(by_round)))
-        return RunFacts(
-            run_id=folder.id,
-            job=job,
-            journal=journal,
-            accounting=feedback.accounting(connection),
-            versions=_versions(connection),
-            releases=_releases(connection),
-            tasks=_tasks(connection, {episode.task for episode in episodes}),
-            episodes=episodes,
-            num_episodes=len(by_round),
-            written_at=now,
-        )
+    return read_now(folder.database, lambda connection: _recorded(connection, folder.id, job, journal, now))
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[Connection]:
-    """One read transaction, so that all that is read belongs together."""
-    engine = sqlite.archive_engine(path)
-    try:
-        with engine.begin() as connection:
-            yield connection
-    except DBAPIError as error:
-        raise sqlite.named(error, path) from error
-    finally:
-        engine.dispose()
+def _recorded(connection: Connection, run_id: str, job: dict[str, Any], journal: Journal, now: float) -> RunFacts:
+    """Job and journal with what the database holds, all from one snapshot."""
+    columns = select(schema.episodes.c.round, schema.episodes.c.id)
+    by_round = [(row.round, row.id) for row in connection.execute(columns)]
+    episodes = within_budget(_episodes(connection, shown_episodes(by_round)))
+    return RunFacts(
+        run_id=run_id,
+        job=job,
+        journal=journal,
+        accounting=feedback.accounting(connection),
+        versions=_versions(connection),
+        releases=tuple(rows.history(connection)),
+        tasks=_tasks(connection, {episode.task for episode in episodes}),
+        episodes=episodes,
+        num_episodes=len(by_round),
+        written_at=now,
+    )
 
 
 def _episodes(connection: Connection, ids: list[str]) -> list[EpisodeFacts]:
@@ -132,8 +119,8 @@ def _tasks(connection: Connection, ids: set[str]) -> dict[str, TaskFacts]:
 
 def _versions(connection: Connection) -> tuple[VersionFacts, ...]:
     """Every version in order, those of lost lineages too."""
-    table, kept = schema.versions, schema.states
-    on_disk = {(row.number, row.lineage) for row in connection.execute(select(kept.c.number, kept.c.lineage))}
+    table = schema.versions
+    on_disk = {(saved.version.number, saved.version.lineage) for saved in rows.saved(connection)}
     return tuple(
         VersionFacts(
             version=PolicyVersion(
@@ -149,11 +136,4 @@ def _versions(connection: Connection) -> tuple[VersionFacts, ...]:
             is_kept=(row.number, row.lineage) in on_disk,
         )
         for row in connection.execute(select(table).order_by(table.c.number, table.c.lineage))
-    )
-
-
-def _releases(connection: Connection) -> tuple[ReleaseFacts, ...]:
-    rows = connection.execute(select(schema.releases).order_by(schema.releases.c.id))
-    return tuple(
-        ReleaseFacts(name=row.name, number=row.number, lineage=row.lineage, why=row.why, at=row.at) for row in rows
     )

@@ -12,6 +12,7 @@ import msgspec
 
 from huilu.core.nouns import Accounting, Message, Outcome, PolicyVersion
 from huilu.observe.journal import Journal
+from huilu.store.rows import Moved
 
 MAX_EPISODES = 2000
 MAX_TEXT_CHARS = 12_000_000
@@ -50,16 +51,6 @@ class VersionFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_kept: bool = False
 
 
-class ReleaseFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A release pointer moved to version `number` of `lineage` at a time, in seconds since 1970."""
-
-    name: str
-    number: int
-    lineage: int
-    why: str
-    at: float
-
-
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A run. `job` is the resolved job file; `num_episodes` counts all of them, `episodes` are those shown."""
 
@@ -69,7 +60,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     written_at: float
     accounting: Accounting = Accounting()
     versions: tuple[VersionFacts, ...] = ()
-    releases: tuple[ReleaseFacts, ...] = ()
+    releases: tuple[Moved, ...] = ()
     tasks: dict[str, TaskFacts] = {}
     episodes: tuple[EpisodeFacts, ...] = ()
     num_episodes: int = 0

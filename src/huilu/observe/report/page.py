@@ -275,10 +275,10 @@ def _chart(axes: Axes, series: list[Series], caption: str, *, stacked: bool = Fa
     return Chart(title=axes.title, caption=caption, svg=svg, legend=tuple(legend))
 
 
-def _pointers(facts: RunFacts) -> dict[tuple[int, int], list[str]]:
-    """(Number, lineage) of a version -> the release pointers that name it now."""
-    now = {moved.name: (moved.number, moved.lineage) for moved in facts.releases}
-    pointers: dict[tuple[int, int], list[str]] = {}
+def _pointers(facts: RunFacts) -> dict[str, list[str]]:
+    """Id of a version -> the release pointers that name it now."""
+    now = {moved.name: moved.version.id for moved in facts.releases}
+    pointers: dict[str, list[str]] = {}
     for name in ReleaseName:
         if name in now:
             pointers.setdefault(now[name], []).append(name.value)
