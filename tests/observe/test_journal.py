@@ -113,3 +113,9 @@ def test_a_resumed_run_is_no_longer_failed() -> None:
     failed = [at(1, "error", code="disk_full", message="no space")]
     assert journal_of(failed).error is not None
     assert journal_of([*failed, at(2, "stage", name="preflight")]).error is None
+
+
+def test_what_is_told_twice_counts_once(events: Told) -> None:
+    once, twice = journal_of(events), journal_of([*events, *events])
+    assert twice.rounds == once.rounds
+    assert twice.evaluations == once.evaluations
