@@ -41,14 +41,13 @@ def test_the_request_shows_the_prompt_and_hides_the_tests() -> None:
 
 
 def test_the_sandbox_is_asked_to_check_the_answers_program_with_the_tests(judge: Any, sandbox: Any) -> None:
-    environment = build_environment("code", {"wall_s": 3.0, "memory_bytes": 1 << 28})
+    environment = build_environment("code", {})
     (judgement,) = judge(
         environment, [(0, "```python\ndef has_close_elements(numbers, threshold):\n    return True\n```")]
     )
     ((program, check),) = sandbox.checks
     assert program.source.startswith("from typing import List\n")
     assert program.source.endswith("    return True\n")
-    assert (program.wall_s, program.memory_bytes) == (3.0, 1 << 28)
     assert "def check(candidate)" in check
     assert check.endswith("\ncheck(has_close_elements)\n")
     assert "check" not in program.source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 @pytest.mark.parametrize("dataset", ["chain_sum", "countdown", "knights_knaves"])
 def test_gold_answers_score_one_and_empty_ones_do_not(gold_failures: Any, dataset: str) -> None:
-    environment = build_environment("reasoning_gym", {"dataset": dataset, "size": 20, "seed": 3})
+    environment = build_environment("reasoning_gym", {"dataset": dataset, "size": 20, "seed": 0})
     assert len(environment) == 20
     assert environment.gold(environment.task(0)) is not None
     assert gold_failures(environment, 5) == []
@@ -66,6 +67,17 @@ def test_data_sets_that_use_global_random_state_are_the_same_in_every_thread(dat
     with ThreadPoolExecutor(8) as threads:
         at_once = list(threads.map(one.task, range(30)))
     assert at_once == [other.task(i) for i in reversed(range(30))][::-1]
+
+
+def test_a_question_is_the_same_in_another_process() -> None:
+    """Question 0 of list_functions has examples from Python's global random state."""
+    params = {"dataset": "list_functions", "size": 1}
+    code = (
+        "from huilu.envs.registry import build_environment\n"
+        f"print(build_environment('reasoning_gym', {params!r}).task(0).prompt[0].content, end='')"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == build_environment("reasoning_gym", params).task(0).prompt[0].content
 
 
 @pytest.mark.parametrize(

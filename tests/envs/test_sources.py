@@ -198,3 +198,5 @@ def test_the_report_counts_repeated_prompts_leaks_and_lengths(tmp_path: Path) ->
     assert (repeated.prompt_chars.shortest, repeated.prompt_chars.median, repeated.prompt_chars.longest) == (4, 4, 7)
     assert (repeated.gold_chars.shortest, repeated.gold_chars.p95) == (1, 3)
     assert (unknown.num_without_gold, unknown.gold_chars.longest) == (8, 0)
+    assert ("held-out prompts also in training (skipped there)", "3") in repeated.rows()
+    assert ("prompt, characters", "4 to 7, median 4, 95 % up to 7") in repeated.rows()

@@ -32,6 +32,10 @@ JOB_CODE = """
         await asyncio.sleep(0)
         return a + b
 
+    def grey(level):
+        import colorsys
+        return colorsys.rgb_to_hsv(level, level, level)[2]
+
     def neighbour():
         return beside.NAME
 
@@ -149,9 +153,10 @@ def test_a_module_beside_the_job_file_is_found_by_name(folder: Path) -> None:
     assert with_calls(folder, lambda calls: calls.call("job_code:add", {"a": 1, "b": 2}, LONG_S)) == 3
 
 
-def test_a_file_called_like_a_standard_module_does_not_hide_it(folder: Path) -> None:
-    (folder / "socket.py").write_text("raise RuntimeError('hidden')\n")
-    assert call_one(folder, "add", a=1, b=2) == 3
+@pytest.mark.parametrize("name", ["socket", "colorsys"], ids=["used by the worker", "used by the function"])
+def test_a_file_called_like_a_standard_module_does_not_hide_it(folder: Path, name: str) -> None:
+    (folder / f"{name}.py").write_text("raise RuntimeError('hidden')\n")
+    assert call_one(folder, "grey", level=0.5) == 0.5
 
 
 def test_an_async_function_is_awaited(folder: Path) -> None:

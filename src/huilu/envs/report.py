@@ -20,6 +20,9 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     p95: int
     longest: int
 
+    def __str__(self) -> str:
+        return f"{self.shortest} to {self.longest}, median {self.median}, 95 % up to {self.p95}"
+
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     """One source of tasks."""
@@ -35,6 +38,19 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     num_without_gold: int
     prompt_chars: Lengths
     gold_chars: Lengths
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The report as (fact, value) lines for people."""
+        return [
+            ("tasks", str(self.num_tasks)),
+            ("to train on", str(self.num_train)),
+            ("held out", str(self.num_holdout)),
+            ("repeated prompts", str(self.num_repeated)),
+            ("held-out prompts also in training (skipped there)", str(self.num_leaked)),
+            ("without a known answer", str(self.num_without_gold)),
+            ("prompt, characters", str(self.prompt_chars)),
+            ("answer, characters", str(self.gold_chars)),
+        ]
 
 
 class _Facts(msgspec.Struct, frozen=True):

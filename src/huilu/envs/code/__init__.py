@@ -25,7 +25,7 @@ _NOTE_CHARS = 300
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which problems, how they are asked, and what a solution may use."""
+    """Which problems, and how they are asked. What a solution may use is the job's `sandbox` section."""
 
     path: Annotated[
         str | None,
@@ -38,9 +38,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "Complete this Python function. Answer with the whole function in one ```python block and nothing else.\n\n"
         "```python\n{prompt}```"
     )
-    wall_s: Annotated[float, Meta(gt=0, description="Wall time of one solution's tests, seconds")] = 10.0
-    cpu_s: Annotated[float, Meta(gt=0, description="CPU time, seconds")] = 10.0
-    memory_bytes: Annotated[int, Meta(ge=1 << 20, description="Memory")] = 512 << 20
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +86,7 @@ class Code:
         source = extract_program(answers[-1], task.metadata["prompt"], entry_point)
         if source is None:
             return Judgement(reward=0.0, passed=False, note="no code in the answer")
-        program = Program(
-            source=source,
-            wall_s=self._settings.wall_s,
-            cpu_s=self._settings.cpu_s,
-            memory_bytes=self._settings.memory_bytes,
-        )
-        result = await tools.sandbox.check(program, f"{task.metadata['test']}\n\ncheck({entry_point})\n")
+        result = await tools.sandbox.check(Program(source=source), f"{task.metadata['test']}\n\ncheck({entry_point})\n")
         if result.verdict == _SANDBOX_FAILED:
             raise errors.SandboxFailed(result.note or "no reason given", fix="huilu preflight JOB.yaml")
         passed = result.verdict == "AC"
