@@ -65,7 +65,7 @@ _Loader.add_implicit_resolver(
 def load_job(path: Path, sets: list[str], environ: Mapping[str, str]) -> Loaded:
     """The job of a file, with what the environment and `--set` change. Raises BadConfig, NotFound."""
     values = read_yaml(path)
-    sources = {key: "file" for key, _ in _leaves(values)}
+    sources = {key: "file" for key, _ in leaves(values)}
     for variable, text in sorted(environ.items()):
         if variable.startswith(PREFIX) and variable not in RESERVED:
             key = _key_of(variable)
@@ -78,7 +78,7 @@ def load_job(path: Path, sets: list[str], environ: Mapping[str, str]) -> Loaded:
         _put(values, key, _parse(text, f"--set {key}"), f"--set {key}")
         sources |= _told(key, values, "--set")
     job = convert(values, str(path))
-    return Loaded(job, {key: sources.get(key, "default") for key, _ in _leaves(msgspec.to_builtins(job))})
+    return Loaded(job, {key: sources.get(key, "default") for key, _ in leaves(msgspec.to_builtins(job))})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -199,10 +199,10 @@ def _told(key: str, values: dict[str, Any], source: str) -> dict[str, str]:
     here: Any = values
     for name in key.split("."):
         here = here[int(name)] if isinstance(here, list) else here[name]
-    return {f"{key}.{below}".rstrip("."): source for below, _ in _leaves(here)}
+    return {f"{key}.{below}".rstrip("."): source for below, _ in leaves(here)}
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every plain value below, with its dotted key; an empty collection is a value."""
     if isinstance(value, dict) and value:
         items: Any = value.items()
@@ -212,7 +212,7 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
         return
     for key, below in items:
-        yield from _leaves(below, f"{prefix}.{key}" if prefix else str(key))
+        yield from leaves(below, f"{prefix}.{key}" if prefix else str(key))
 
 
 def _refuse_unknown(values: Any, kind: Any, what: str, prefix: str = "") -> None:
@@ -241,7 +241,7 @@ def _refuse_unknown(values: Any, kind: Any, what: str, prefix: str = "") -> None
 
 def _refuse_unknown_name(values: Any, kind: Any, what: str, prefix: str) -> None:
     """Raise BadConfig when one of several sections must be named and the name is none of theirs."""
-    known = {str(one.__struct_config__.tag): one.__struct_config__.tag_field for one in _sections(kind)}
+    known = {str(one.__struct_config__.tag): one.__struct_config__.tag_field for one in sections(kind)}
     if len(known) > 1 and isinstance(values, dict):
         tag = next(iter(known.values())) or ""
         if values.get(tag) not in known:
@@ -252,17 +252,17 @@ def _refuse_unknown_name(values: Any, kind: Any, what: str, prefix: str) -> None
             )
 
 
-def _sections(kind: Any) -> list[type[msgspec.Struct]]:
+def sections(kind: Any) -> list[type[msgspec.Struct]]:
     """The sections that a type may be."""
     kind = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return [section for arm in typing.get_args(kind) for section in _sections(arm)]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType, list):
+        return [section for arm in typing.get_args(kind) for section in sections(arm)]
     return [kind] if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else []
 
 
 def _section(kind: Any, values: Any) -> type[msgspec.Struct] | None:
     """The section that these values are for: of several, the one that they name."""
-    found = _sections(kind)
+    found = sections(kind)
     if len(found) > 1 and isinstance(values, dict):
         found = [one for one in found if one.__struct_config__.tag == values.get(one.__struct_config__.tag_field or "")]
     return found[0] if len(found) == 1 else None
@@ -277,7 +277,7 @@ def _elsewhere(key: str, kind: Any, section: type[msgspec.Struct]) -> str:
     """Whether a sister section has the key: this one would ignore it."""
     sisters = [
         str(one.__struct_config__.tag)
-        for one in _sections(kind)
+        for one in sections(kind)
         if one is not section and key in {field.encode_name for field in msgspec.structs.fields(one)}
     ]
     name = section.__struct_config__.tag
