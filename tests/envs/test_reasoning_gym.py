@@ -13,8 +13,6 @@ from huilu import errors
 from huilu.core.nouns import Message
 from huilu.envs.registry import build_environment
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 
 @pytest.mark.parametrize("dataset", ["chain_sum", "countdown", "knights_knaves"])
 def test_gold_answers_score_one_and_empty_ones_do_not(gold_failures: Any, dataset: str) -> None:
