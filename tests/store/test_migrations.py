@@ -56,11 +56,11 @@ def test_a_downgrade_leaves_an_empty_database_that_upgrades_again(engine: Engine
 
 def test_a_migration_that_fails_half_way_leaves_nothing(engine: Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("CREATE TABLE meta (key TEXT)")
+        connection.exec_driver_sql("CREATE TABLE releases (name TEXT)")
     with pytest.raises(Exception, match="already exists"), engine.begin() as connection:
         migrate.upgrade(connection)
     with engine.begin() as connection:
-        assert inspect(connection).get_table_names() == ["meta"]
+        assert inspect(connection).get_table_names() == ["releases"]
 
 
 def test_the_declared_revision_is_the_newest() -> None:
