@@ -125,6 +125,17 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others(
     assert len({tuple(sample) for sample in outputs[0]}) == 4
 
 
+def test_a_sample_is_the_same_whether_its_whole_group_is_asked_for_or_a_part(
+    decoder: Decoder, make_world: Make, make_prompt: Make
+) -> None:
+    world = make_world(decoder, num_blocks=24)
+    world.submit("whole", make_prompt(9), n=6, max_new_tokens=10, seed=5)
+    world.submit("part", make_prompt(9), n=3, max_new_tokens=10, seed=5, samples=(5, 1, 2))
+    outputs = world.finish()
+    assert [one.index for one in outputs["part"]] == [1, 2, 5]
+    assert [one.token_ids for one in outputs["part"]] == [outputs["whole"][index].token_ids for index in (1, 2, 5)]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_logprobs_equal_those_of_a_plain_forward_pass(
     temperature: float,

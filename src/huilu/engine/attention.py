@@ -8,18 +8,19 @@ the whole family, and the two partial results are merged by their log-sum-exps, 
 into a scratch buffer for few rows at a time: on a CPU it stays in the cache, so memory is read once and not written.
 
 Shapes: T tokens of the iteration; B decode rows, of C in one call; L keys of a call; G rows of a family; F families;
-H query heads; K key/value heads; r = H / K; d head size; S slots (block * block_size + offset); D = K * d.
+H query heads; K key/value heads; r = H / K; d head size; S slots (block * block_size + offset); g queries that read
+the same keys: r, or G * r for a family.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import mmap
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -77,15 +78,15 @@ class KvCache:
 
     def read(self, layer: int, blocks_CN: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of C rows of N blocks, [C, K, L, d] each. Valid until the next `read`."""
-        pages_2nD = self._pages_L2SKd[layer].view(2, self.num_blocks, -1)
-        shape = (blocks_CN.numel(), pages_2nD.shape[2])
+        pages = self._pages_L2SKd[layer].view(2, self.num_blocks, -1)
+        shape = (blocks_CN.numel(), pages.shape[2])
         size = math.prod(shape)
         if self._scratch.numel() < 2 * size:
             self._scratch = self._scratch.new_empty(2 * size)
         found = []
         for which in range(2):
             out = self._scratch[which * size : (which + 1) * size].view(shape)
-            torch.index_select(pages_2nD[which], 0, blocks_CN.view(-1), out=out)
+            torch.index_select(pages[which], 0, blocks_CN.view(-1), out=out)
             tokens_CLKd = out.view(blocks_CN.shape[0], -1, *self._pages_L2SKd.shape[3:])
             found.append(tokens_CLKd.transpose(1, 2))
         return found[0], found[1]
@@ -100,10 +101,11 @@ class _Rows(NamedTuple):
 
 
 class _Families(NamedTuple):
-    """Families of one call: the decode rows of each, padded, and which places of the flattened `rows_FG` are real."""
+    """Families of one call: the decode rows of each, padded; M of the F * G places are real, those of `rows_M`."""
 
     rows_FG: Tensor
     real_M: Tensor
+    rows_M: Tensor
     blocks_FN: Tensor
     mask_F11L: Tensor
 
@@ -157,10 +159,9 @@ class PagedAttention:
             by_row = (*out_FKgd.shape[:2], call.rows_FG.shape[1], q_BKrd.shape[2])
             out_MKrd = out_FKgd.view(*by_row, -1).transpose(1, 2).flatten(0, 1)[call.real_M]
             lse_MKr = lse_FKg.view(by_row).transpose(1, 2).flatten(0, 1)[call.real_M]
-            rows_M = call.rows_FG.flatten()[call.real_M]
-            # softmax over two sets of keys = the mean of both results, weighted by their sums of exponentials.
-            weight_MKr1 = torch.sigmoid(lse_MKr - lse_BKr[rows_M])[..., None].to(out_BKrd.dtype)
-            out_BKrd[rows_M] = torch.lerp(out_BKrd[rows_M], out_MKrd, weight_MKr1)
+            # Softmax over two sets of keys is the mean of both results, weighted by their sums of exponentials.
+            weight_MKr1 = torch.sigmoid(lse_MKr - lse_BKr[call.rows_M])[..., None].to(out_BKrd.dtype)
+            out_BKrd[call.rows_M] = torch.lerp(out_BKrd[call.rows_M], out_MKrd, weight_MKr1)
 
     def _prefill(self, layer: int, call: _Prefill, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
         q_1HTd = q_THd[call.tokens].transpose(0, 1)[None]
@@ -193,7 +194,7 @@ class PagedAttention:
             real = [i * widest + j for i, (_, places) in enumerate(families[part]) for j in range(len(places))]
             device = self._cache.device
             rows_FG, real_M = torch.tensor(padded, device=device), torch.tensor(real, device=device)
-            calls.append(_Families(rows_FG, real_M, blocks_FN, mask_F11L))
+            calls.append(_Families(rows_FG, real_M, rows_FG.flatten()[real_M], blocks_FN, mask_F11L))
         return calls
 
     def _prefill_calls(self, rows: Sequence[PrefillRow]) -> list[_Prefill]:
@@ -273,11 +274,12 @@ def attend_by_products(q_CKgd: Tensor, k_CKLd: Tensor, v_CKLd: Tensor, mask_C11L
 
 
 def _lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that take memory only once written (torch's own are written at once). Zeros, because what masked
-    attention reads of a page's unwritten end must be finite."""
+    """Zeros that take memory only as they are written, on a CPU (torch's own zeros are written at once).
+
+    Zeros, because masked attention reads a page's unwritten end, where anything but finite numbers would spread.
+    """
     if device.type != "cpu":
         return torch.zeros(*shape, dtype=dtype, device=device)
-    num_bytes, alignment = math.prod(shape) * dtype.itemsize, 64
-    raw = np.zeros(num_bytes + alignment, np.uint8)
-    offset = -raw.ctypes.data % alignment
-    return torch.from_numpy(raw[offset : offset + num_bytes]).view(dtype).view(*shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)

@@ -112,13 +112,13 @@ class Engine:
                 expected=f"at most {capacity + 1}, what the KV cache holds",
                 fix="shorten them or raise inference.kv_bytes",
             )
-        if max(len(self._scheduler.waiting) + 1, sampling.n) > self._settings.max_waiting:
+        if len(self._scheduler.waiting) >= self._settings.max_waiting:
             raise QueueFull(
                 f"{len(self._scheduler.waiting)} requests wait", expected=f"at most {self._settings.max_waiting}"
             )
         request = Request(request_id, list(prompt_ids), sampling, deadline, self._num_arrivals)
         self._num_arrivals += 1
-        for index in sampling.samples or range(sampling.n):
+        for index in sorted(sampling.samples) or range(sampling.n):
             stream = TextStream(self._tokenizer, sampling.stop) if sampling.stop else None
             request.samples.append(Sample(request, index, list(prompt_ids), stream))
         request.num_unfinished = sampling.n

@@ -18,6 +18,9 @@ from huilu.errors import Usage
 from huilu.text.stream import TextStream
 
 
+_MOST_SAMPLES = 4096
+
+
 class Finished(msgspec.Struct, frozen=True):
     """A request that ended: its completions by index."""
 
@@ -109,6 +112,7 @@ class Trunk:
 
 def check(prompt_ids: list[int], sampling: Sampling, vocab_size: int) -> None:
     """Raise Usage when a prompt or a sampling setting makes no sense for any engine."""
+    samples = sampling.samples
     if not prompt_ids:
         raise Usage("an empty prompt", expected="at least one token", fix="begin the prompt with the model's BOS")
     if not all(0 <= id_ < vocab_size for id_ in (*prompt_ids, *sampling.stop_ids)):
@@ -119,7 +123,9 @@ def check(prompt_ids: list[int], sampling: Sampling, vocab_size: int) -> None:
         ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
         ("top_k", sampling.top_k, sampling.top_k >= 0, "0 (off) or more"),
         ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 (off) to 1"),
-        ("n", sampling.n, sampling.n >= 1, "at least 1"),
+        ("n", sampling.n, 1 <= sampling.n <= _MOST_SAMPLES, f"from 1 to {_MOST_SAMPLES}"),
+        ("samples", samples, not samples or len(samples) == sampling.n, "n of them, or none given"),
+        ("samples", samples, len({*samples}) == len(samples), "each once"),
         ("samples", sampling.samples, len(set(sampling.samples)) in (0, sampling.n), "none, or n different ones"),
         ("stop", sampling.stop, all(sampling.stop), "strings that are not empty"),
         ("num_top_logprobs", sampling.num_top_logprobs, 0 <= sampling.num_top_logprobs <= vocab_size, "0 or more"),
