@@ -17,7 +17,6 @@ from huilu.engine.blocks import BlockTable
 from huilu.errors import Usage
 from huilu.text.stream import TextStream
 
-
 _MOST_SAMPLES = 4096
 
 
