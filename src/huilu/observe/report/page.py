@@ -207,7 +207,7 @@ def _policy(rounds: list[RoundEnded]) -> list[Chart]:
         ),
         _chart(
             Axes(title="Entropy", unit="nats a token"),
-            [_of(rounds, "entropy", "entropy", 5)],
+            [_of(rounds, "entropy", "entropy", 6)],
             "How undecided the policy is. Near zero it no longer explores.",
         ),
         _chart(
@@ -219,7 +219,7 @@ def _policy(rounds: list[RoundEnded]) -> list[Chart]:
             share,
             [
                 _of(rounds, "groups of equal rewards", "zero_variance", 2),
-                _of(rounds, "truncated episodes", "truncated_frac", 6, dashed=True),
+                _of(rounds, "truncated episodes", "truncated_frac", 5, dashed=True),
             ],
             "A group whose episodes all earned the same teaches nothing; an episode cut at the limit rarely passes.",
         ),
@@ -247,14 +247,14 @@ def _speed(rounds: list[RoundEnded]) -> list[Chart]:
             "Tokens sampled, and tokens with a gradient, for each second of their own phase.",
         ),
         _chart(
-            Axes(title="Time by phase", unit="seconds a round", format=_seconds),
+            Axes(title="Time by phase", unit="seconds a round", format=figures.duration),
             parts,
             "Where a round's wall time goes.",
             stacked=True,
         ),
         _chart(
             Axes(title="KV cache hits", unit="share of prompt tokens", format=figures.percent, include=(0.0, 1.0)),
-            [Series(name="found in the cache", points=cached, colour=6)],
+            [Series(name="found in the cache", points=cached, colour=5)],
             "Prompt tokens that were not computed again: a group shares its prompt.",
         ),
     ]
@@ -291,10 +291,6 @@ def _named(before: EvaluationEnded, after: EvaluationEnded) -> list[tuple[str, E
 
 def _two(value: float | None) -> str:
     return figures.decimal(value, 2)
-
-
-def _seconds(value: float | None) -> str:
-    return f"{figures.significant(value)} s"
 
 
 def _date(at: float) -> str:
