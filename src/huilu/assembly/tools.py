@@ -28,7 +28,7 @@ class Toolbox(msgspec.Struct, frozen=True):
 async def open_tools(job: Job, base: Path, telemetry: Telemetry) -> AsyncIterator[Toolbox]:
     """The tools until the block ends; `base` is what relative paths in the job mean."""
     cores = os.cpu_count() or 1
-    sandbox = SandboxClient(job.sandbox.level, job.sandbox.concurrency or cores, telemetry)
+    sandbox = SandboxClient(job.sandbox, telemetry)
     calls = Calls(base, telemetry, secrets=resolve_secrets(job, os.environ), num_workers=cores)
     try:
         yield Toolbox(sandbox, calls)

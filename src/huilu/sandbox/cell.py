@@ -1,0 +1,206 @@
+"""One run under way: its jail's pipes, what came out of them so far, and the verdict when it is over.
+
+Called by `daemon`, one object a run; starts and kills the jail. Output is drained as it comes and kept up to the
+limit, so that the supervisor's memory stays flat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from huilu.core.generation import Program, RunResult
+from huilu.sandbox import jail
+from huilu.sandbox.cgroups import Groups
+
+CHUNK_BYTES = 1 << 16
+GRACE_BYTES = 1 << 20
+"""Address space beyond the limit for the interpreter's own mappings, where no cgroup counts memory."""
+
+
+class Cell:
+    """A running jail. `channels` are further pipe ends that the program inherits as 3, 4, …."""
+
+    def __init__(
+        self,
+        name: str,
+        program: Program,
+        entry: str,
+        scratch: str,
+        filter_: bytes,
+        groups: Groups | None,
+        channels: tuple[int, ...] = (),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name, self.program = name, program
+        self._groups, self._monotonic = groups, monotonic
+        self._output = {"stdout": bytearray(), "stderr": bytearray()}
+        self._over, self._late = False, False
+        self._told: dict[bytes, int] = {}
+        self._started = monotonic()
+        self.deadline = self._started + program.wall_s
+        if groups is not None:
+            groups.make(name, program.memory_bytes, program.processes + 3)  # outer, init and the program are three
+        self._fork(entry, scratch, filter_, channels)
+
+    def _fork(self, entry: str, scratch: str, filter_: bytes, channels: tuple[int, ...]) -> None:
+        stdin = os.memfd_create("stdin")
+        os.write(stdin, self.program.stdin.encode("utf-8", "surrogateescape"))
+        os.lseek(stdin, 0, os.SEEK_SET)
+        pipes = {name: os.pipe() for name in ("stdout", "stderr", "status", "go")}
+        ends = jail.Ends(
+            stdin=stdin,
+            stdout=pipes["stdout"][1],
+            stderr=pipes["stderr"][1],
+            status=pipes["status"][1],
+            go=pipes["go"][0],
+            channels=channels,
+        )
+        address_bytes = 0 if self._groups is not None else self.program.memory_bytes + GRACE_BYTES
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                jail.enter(jail.Jail(self.program, entry, ends, scratch, filter_, address_bytes))
+            finally:
+                os._exit(1)
+        for descriptor in (stdin, ends.stdout, ends.stderr, ends.status, ends.go, *channels):
+            os.close(descriptor)
+        self.pipes = {pipes[name][0]: name for name in ("stdout", "stderr", "status")}
+        for descriptor in self.pipes:
+            os.set_blocking(descriptor, False)
+        if self._groups is not None:
+            self._groups.enter(self.name, self.pid)
+        os.write(pipes["go"][1], b"g")
+        os.close(pipes["go"][1])
+
+    def read(self, descriptor: int) -> bool:
+        """Take what a pipe holds; False once it is closed."""
+        name = self.pipes[descriptor]
+        try:
+            data = os.read(descriptor, CHUNK_BYTES)
+        except BlockingIOError:
+            return True
+        if not data:
+            os.close(descriptor)
+            del self.pipes[descriptor]
+            return False
+        if name == "status":
+            for start in range(0, len(data) - jail.STATUS.size + 1, jail.STATUS.size):
+                what, value = jail.STATUS.unpack_from(data, start)
+                self._told[what] = value
+            return True
+        kept = self._output[name]
+        room = self.program.output_bytes - len(kept)
+        kept += data[:room]
+        if len(data) > room:
+            self._over = True
+            self.kill()
+        return True
+
+    @property
+    def ended(self) -> bool:
+        """The program is gone, by its own doing or ours; pipes that others inside hold open do not count."""
+        return b"w" in self._told or b"e" in self._told or "status" not in self.pipes.values()
+
+    def expire(self, now: float) -> None:
+        """Kill it when its time is up."""
+        if now >= self.deadline and not self.ended:
+            self._late = True
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill all that is inside: init's death takes the pid namespace with it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._told.get(b"p", self.pid), signal.SIGKILL)
+
+    def finish(self, level: str) -> RunResult:
+        """End and reap everything; the result."""
+        wall_s = self._monotonic() - self._started
+        self.kill()
+        _, _, usage = os.wait4(self.pid, 0)
+        for descriptor in list(self.pipes):
+            while self.pipes.get(descriptor) and self._drain(descriptor):
+                pass
+        verdict, note = self._verdict(usage.ru_utime + usage.ru_stime)
+        peak_bytes = self._groups.peak_bytes(self.name) if self._groups is not None else usage.ru_maxrss * 1024
+        status = self._told.get(b"w")
+        result = RunResult(
+            verdict=verdict,
+            exit_code=os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+            signal=os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+            stdout=self._output["stdout"].decode("utf-8", "backslashreplace"),
+            stderr=self._output["stderr"].decode("utf-8", "backslashreplace"),
+            truncated=self._over,
+            wall_s=wall_s,
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            peak_bytes=peak_bytes,
+            isolation=level,
+            note=note,
+        )
+        if self._groups is not None:
+            self._groups.remove(self.name)
+        return result
+
+    def _drain(self, descriptor: int) -> bool:
+        """Take one more chunk of a pipe whose writers are dead; False when it is empty."""
+        before = sum(len(kept) for kept in self._output.values()), self._over
+        return self.read(descriptor) and before != (sum(len(kept) for kept in self._output.values()), self._over)
+
+    def _verdict(self, cpu_s: float) -> tuple[str, str]:
+        """What the run comes to. The order matters: what the supervisor did outranks what the program says."""
+        if b"e" in self._told:
+            number = self._told[b"e"]
+            return "SBX", f"the jail could not be made: {os.strerror(number)} ({errno.errorcode.get(number, number)})"
+        stopped = self._stopped()
+        if stopped is not None:
+            return stopped
+        status = self._told.get(b"w")
+        if status is None:
+            return "SBX", "the jail was killed from outside"
+        if os.WIFSIGNALED(status):
+            return self._signalled(os.WTERMSIG(status), cpu_s)
+        return ("AC", "") if os.WEXITSTATUS(status) == 0 else self._complained(os.WEXITSTATUS(status))
+
+    def _stopped(self) -> tuple[str, str] | None:
+        """Which limit stopped it, if one did."""
+        groups, program = self._groups, self.program
+        for met, verdict, note in (
+            (self._over, "OLE", f"more than {program.output_bytes} bytes of output"),
+            (
+                groups is not None and groups.ran_out(self.name),
+                "MLE",
+                f"more than {program.memory_bytes} bytes of memory",
+            ),
+            (self._late, "TLE", f"not done after {program.wall_s:g} s"),
+            (groups is not None and groups.was_full(self.name), "PLE", f"more than {program.processes} processes"),
+        ):
+            if met:
+                return verdict, note
+        return None
+
+    def _signalled(self, number: int, cpu_s: float) -> tuple[str, str]:
+        if number in (signal.SIGXCPU, signal.SIGKILL) and cpu_s >= self.program.cpu_s:
+            return "TLE", f"more than {self.program.cpu_s:g} s of CPU"
+        if number == signal.SIGXFSZ:
+            return "DLE", f"a file of more than {self.program.disk_bytes} bytes"
+        return "RE", f"killed by signal {number}"
+
+    def _complained(self, code: int) -> tuple[str, str]:
+        """A program that ended by itself with an error: which limit it says it met, if any."""
+        last = self._output["stderr"].decode("utf-8", "replace").strip().splitlines()[-1:]
+        said = last[0] if last else ""
+        for word, verdict in (
+            ("MemoryError", "MLE"),
+            ("[Errno 12]", "MLE"),
+            ("[Errno 28]", "DLE"),
+            ("[Errno 122]", "DLE"),
+            ("[Errno 11]", "PLE"),
+            ("can't start new thread", "PLE"),
+        ):
+            if word in said:
+                return verdict, said[:200]
+        return "RE", said[:200] or f"status {code}"

@@ -1,0 +1,173 @@
+"""The supervisor of jails: one single-threaded process that forks, watches and kills them.
+
+Started by `client` as `python -m huilu.sandbox.daemon FD LEVEL`; answers `run` and `check` frames of `wire`. It has no
+threads and no asyncio, so that its forks are clean, and it ends, with all its jails, when its client does.
+
+    check:  candidate's jail  <-- calls, values -->  examiner's jail  --> outcome
+            runs the answer, sees no test            runs the test, sees plain values only
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from huilu import errors, wire
+from huilu.core.generation import Program, RunResult
+from huilu.sandbox import scripts, seccomp
+from huilu.sandbox.cell import Cell
+from huilu.sandbox.cgroups import Groups
+from huilu.sandbox.outcome import Outcome, judge
+
+LEVELS = ("full", "userns")
+TICK_S = 0.02
+_CALLS = msgspec.msgpack.Decoder(wire.Call)
+
+
+class Check(msgspec.Struct, frozen=True):
+    """`check`: a program that defines functions, and the test of them."""
+
+    program: Program
+    check: str
+
+
+class Job:
+    """One request: its cells, and what to answer when they are done."""
+
+    def __init__(self, call_id: int, cells: list[Cell], answer: Callable[[list[RunResult]], RunResult]) -> None:
+        self.call_id, self.cells, self.answer = call_id, cells, answer
+
+
+class Supervisor:
+    """Owns every jail of one client."""
+
+    def __init__(self, sock: socket.socket, level: str) -> None:
+        self._sock, self._level = sock, level
+        self._groups = Groups() if level == "full" else None
+        self._filter = seccomp.for_this_machine()
+        self._scratch = tempfile.mkdtemp(prefix="huilu-jail-")
+        self._selector = selectors.DefaultSelector()
+        self._jobs: list[Job] = []
+        self._names = (f"cell-{number}" for number in itertools.count())
+        self._progress, self._beaten_at = 0, 0.0
+
+    def run(self) -> None:
+        """Serve until the client closes its end."""
+        if self._groups is not None:
+            self._groups.open()
+        self._selector.register(self._sock, selectors.EVENT_READ, None)
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._close()
+
+    def _turn(self) -> bool:
+        for key, _ in self._selector.select(TICK_S if self._jobs else wire.BEAT_S):
+            if key.fileobj is self._sock:
+                body = wire.receive(self._sock)
+                if body is None:
+                    return False
+                self._take(_CALLS.decode(body))
+            else:
+                self._read(int(key.fd), key.data)
+        now = time.monotonic()
+        for job in list(self._jobs):
+            for cell in job.cells:
+                cell.expire(now)
+            if job.cells[-1].ended:
+                self._finish(job)
+        if now - self._beaten_at >= wire.BEAT_S:
+            self._beaten_at = now
+            self._send(wire.Beat(self._progress))
+        return True
+
+    def _take(self, call: wire.Call) -> None:
+        try:
+            with errors.boundary("the sandbox"):
+                job = self._start(call)
+        except errors.HuiluError as error:
+            self._send(wire.Fault(call.id, errors.SandboxFailed.code, str(error)))
+            return
+        self._jobs.append(job)
+        for cell in job.cells:
+            for descriptor in cell.pipes:
+                self._selector.register(descriptor, selectors.EVENT_READ, cell)
+
+    def _start(self, call: wire.Call) -> Job:
+        if call.method == "run":
+            program = msgspec.msgpack.decode(call.body, type=Program)
+            plain = msgspec.structs.replace(program, files={**program.files, "main.py": scripts.source(program)})
+            return Job(call.id, [self._cell(plain, "main.py")], lambda results: results[0])
+        return self._start_check(call.id, msgspec.msgpack.decode(call.body, type=Check))
+
+    def _start_check(self, call_id: int, request: Check) -> Job:
+        """Two jails joined by two pipes, and a third for the examiner's word."""
+        asks, answers, word = os.pipe(), os.pipe(), os.pipe()
+        candidate = self._cell(scripts.candidate(request.program), "serve.py", (asks[0], answers[1]))
+        examiner = self._cell(
+            scripts.examiner(request.program, request.check), "examine.py", (answers[0], asks[1], word[1])
+        )
+        return Job(call_id, [candidate, examiner], lambda results: judge(results, read_outcome(word[0])))
+
+    def _cell(self, program: Program, entry: str, channels: tuple[int, ...] = ()) -> Cell:
+        return Cell(next(self._names), program, entry, self._scratch, self._filter, self._groups, channels)
+
+    def _read(self, descriptor: int, cell: Cell) -> None:
+        if not cell.read(descriptor):
+            self._selector.unregister(descriptor)
+
+    def _finish(self, job: Job) -> None:
+        for cell in job.cells:
+            for descriptor in cell.pipes:
+                self._selector.unregister(descriptor)
+        results = [cell.finish(self._level) for cell in reversed(job.cells)]
+        self._jobs.remove(job)
+        self._progress += 1
+        self._send(wire.Answer(job.call_id, wire.raw(job.answer(results))))
+
+    def _send(self, frame: Any) -> None:
+        with contextlib.suppress(OSError):  # a closed client is seen by the next read
+            self._sock.sendall(wire.pack(frame))
+
+    def _close(self) -> None:
+        for job in self._jobs:
+            for cell in job.cells:
+                cell.finish(self._level)
+        if self._groups is not None:
+            self._groups.close()
+        with contextlib.suppress(OSError):
+            Path(self._scratch).rmdir()
+
+
+def read_outcome(descriptor: int) -> Outcome | None:
+    """What the examiner said on its pipe, or None when it said nothing whole."""
+    with open(descriptor, "rb") as pipe:
+        data = pipe.read(1 << 16)
+    try:
+        kind, text = msgspec.json.decode(data[4:], type=tuple[str, str])
+    except msgspec.MsgspecError:
+        return None
+    return Outcome(kind, text)
+
+
+def main() -> None:
+    """Serve the socket and level named on the command line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Supervisor(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]).run()
+
+
+if __name__ == "__main__":
+    main()

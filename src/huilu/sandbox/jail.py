@@ -1,0 +1,228 @@
+"""One jail: from a fork of the supervisor to a program that can reach nothing. Called by `daemon`, in the child.
+
+    outer   (leads the cgroup; leaves every namespace for a new one)
+      `- init   (pid 1 inside: builds the root, then only waits; its death kills all that is inside)
+           `- program   (no privilege, limits, filter; executes Python on the source it was given)
+
+Nothing of the host is visible but the Python installation and the system's libraries, read-only. Everything the
+program writes lies in memory and goes with the namespace. What happens in here is told on the status pipe alone,
+which the program does not have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from huilu.core.generation import Program
+from huilu.sandbox import linux, seccomp
+
+WORK = "/work"
+INSIDE_UID = 65534
+"""Nobody, inside and, where the supervisor is root, outside."""
+NAMESPACES = (
+    linux.CLONE_NEWNS
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWNET
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/lib32")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+INODES = 4096
+MAX_FILES = 64
+OUT_OF_THE_WAY = 100
+STACK_BYTES = 64 << 20
+STATUS = struct.Struct("=cq")
+"""What is told on the status pipe: `p` the pid of init, `w` the program's wait status, `e` an errno that ended it."""
+
+
+class Ends(NamedTuple):
+    """The jail's ends of its pipes. `channels` are inherited by the program as 3, 4, …."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    status: int
+    go: int
+    channels: tuple[int, ...] = ()
+
+
+class Jail(NamedTuple):
+    """What a jail is made from. `address_bytes` bounds the address space where no cgroup counts memory, else 0."""
+
+    program: Program
+    entry: str
+    ends: Ends
+    scratch: str
+    filter: bytes
+    address_bytes: int
+
+
+def enter(jail: Jail) -> None:
+    """Become the outer process; never returns."""
+    try:
+        os.setsid()
+        _die_with_parent()
+        os.read(jail.ends.go, 1)  # until this process is in its cgroup
+        as_root = os.geteuid() == 0
+        linux.unshare(NAMESPACES if as_root else NAMESPACES | linux.CLONE_NEWUSER)
+        if not as_root:
+            _map_ids(os.geteuid(), os.getegid())
+        init = os.fork()
+        if init == 0:
+            _guard(jail, lambda: _init(jail, as_root))
+        _tell(jail.ends.status, b"p", init)
+        _close_all_but(())
+        os.waitpid(init, 0)
+        os._exit(0)
+    except OSError as error:
+        _tell(jail.ends.status, b"e", error.errno or 1)
+        os._exit(1)
+
+
+def _init(jail: Jail, as_root: bool) -> None:
+    """Build the root, shed privileges, start the program, wait for it, and end the jail with it."""
+    _die_with_parent()
+    _build_root(jail)
+    if as_root:
+        os.setgroups([])
+        os.setresgid(INSIDE_UID, INSIDE_UID, INSIDE_UID)
+        os.setresuid(INSIDE_UID, INSIDE_UID, INSIDE_UID)
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else its own uid_map would not be its to write
+        linux.unshare(linux.CLONE_NEWUSER)
+        _map_ids(INSIDE_UID, INSIDE_UID)
+        _die_with_parent()  # changing identity forgot it
+    program = os.fork()
+    if program == 0:
+        _guard(jail, lambda: _execute(jail))
+    _close_all_but((jail.ends.status,))
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == program:
+            _tell(jail.ends.status, b"w", status)
+            os._exit(0)
+
+
+def _execute(jail: Jail) -> None:
+    """Become the program."""
+    ends, limits = jail.ends, jail.program
+    sources = (ends.stdin, ends.stdout, ends.stderr, *ends.channels)
+    # Out of the way first: a target may be another's source.
+    moved = [fcntl.fcntl(source, fcntl.F_DUPFD, OUT_OF_THE_WAY) for source in sources]
+    for target, source in enumerate(moved):
+        os.dup2(source, target, inheritable=True)
+    os.closerange(3 + len(ends.channels), 1 << 16)
+    os.chdir(WORK)
+    for limit, soft, hard in (
+        (resource.RLIMIT_CPU, int(limits.cpu_s) + 1, int(limits.cpu_s) + 2),
+        (resource.RLIMIT_FSIZE, limits.disk_bytes, limits.disk_bytes),
+        (resource.RLIMIT_NOFILE, MAX_FILES, MAX_FILES),
+        (resource.RLIMIT_NPROC, limits.processes + 2, limits.processes + 2),  # init and the program are two
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_STACK, STACK_BYTES, STACK_BYTES),
+    ):
+        resource.setrlimit(limit, (soft, hard))
+    if jail.address_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (jail.address_bytes, jail.address_bytes))
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.umask(0o077)
+    seccomp.install(jail.filter)
+    python = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
+    environment = {"PATH": "/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+    os.execve(python, [python, "-I", "-S", "-B", f"{WORK}/{jail.entry}"], environment)  # noqa: S606
+
+
+def _build_root(jail: Jail) -> None:
+    """A new root in memory: the system read-only, a small /dev, this pid namespace's /proc, and writable work space."""
+    linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    root = jail.scratch
+    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=1m")
+    for path in (*SYSTEM, sys.base_prefix):
+        _show(Path(path), root)
+    for device in DEVICES:
+        target = Path(root, "dev", device)
+        target.parent.mkdir(exist_ok=True)
+        target.touch()
+        linux.mount(f"/dev/{device}", str(target), flags=linux.MS_BIND)
+    Path(root, "proc").mkdir()
+    # Writable, since the ids of the user namespace are mapped through it; to nobody it grants nothing.
+    linux.mount("proc", f"{root}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    options = f"mode=1777,size={jail.program.disk_bytes},nr_inodes={INODES}"
+    for writable in (WORK, "/tmp"):  # noqa: S108 - the jail's own
+        Path(root + writable).mkdir()
+        linux.mount("tmpfs", root + writable, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, options)
+    for name, content in jail.program.files.items():
+        file = Path(root + WORK, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        file.chmod(0o644)
+    Path(root, "old").mkdir()
+    linux.pivot_root(root, f"{root}/old")
+    os.chdir("/")
+    linux.unmount("/old")
+    Path("/old").rmdir()
+    linux.mount(
+        "none", "/", flags=linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+    )
+
+
+def _show(path: Path, root: str) -> None:
+    """Make a host folder visible at the same place, read-only; a link stays a link."""
+    target = Path(root + str(path))
+    if not path.exists() or target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        target.symlink_to(path.readlink())
+        return
+    target.mkdir()
+    linux.mount(str(path), str(target), flags=linux.MS_BIND | linux.MS_REC)
+    kept = os.statvfs(target).f_flag & (linux.MS_NODEV | linux.MS_NOEXEC)  # locked flags of the host's mount must stay
+    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | kept
+    linux.mount("none", str(target), flags=flags)
+
+
+def _map_ids(uid: int, gid: int) -> None:
+    """Inside the new user namespace there is one user, nobody, who is this one outside."""
+    with contextlib.suppress(FileNotFoundError):
+        Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{INSIDE_UID} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{INSIDE_UID} {gid} 1")
+
+
+def _guard(jail: Jail, work: Callable[[], None]) -> None:
+    """Run the work of a forked child: whatever fails is told, and it never returns into the parent's code."""
+    try:
+        work()
+    except OSError as error:
+        _tell(jail.ends.status, b"e", error.errno or 1)
+    finally:
+        os._exit(1)
+
+
+def _die_with_parent() -> None:
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _tell(status: int, what: bytes, value: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(status, STATUS.pack(what, value))
+
+
+def _close_all_but(kept: tuple[int, ...]) -> None:
+    lower = 0
+    for descriptor in sorted(kept):
+        os.closerange(lower, descriptor)
+        lower = descriptor + 1
+    os.closerange(lower, 1 << 16)
