@@ -308,7 +308,8 @@ def test_the_learning_rate_follows_its_schedule(tiny: Any) -> None:
 def test_a_step_reports_its_phases_and_sets_the_trainers_series(tiny: Any) -> None:
     telemetry = Telemetry()
     report = tiny.learner(tiny.decoder(), telemetry=telemetry).step(tiny.random_claim(15))
-    assert set(report.seconds) == {"prepare", "forward_backward", "optimizer"}
+    assert set(report.seconds) == {"prepare", "forward_backward", "optimizer", "drift"}
+    assert report.metrics["kl_start"] > 0
     assert telemetry.value("huilu_trainer_loss") == report.metrics["loss"]
     assert telemetry.value("huilu_trainer_tokens_total") == report.metrics["trained_tokens"]
     assert telemetry.value("huilu_trainer_step") == 1

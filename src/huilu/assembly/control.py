@@ -41,7 +41,7 @@ from huilu.release.releases import Pointers
 from huilu.serving import protocol
 from huilu.serving.client import ModelClient
 from huilu.store import lock, rows
-from huilu.store.database import Database
+from huilu.store.database import Database, read_now
 from huilu.store.files import HELD_OUT, Files
 from huilu.store.folder import RunFolder
 from huilu.telemetry import Sink, Telemetry
@@ -82,12 +82,12 @@ async def train(job: tree.Job, folder: RunFolder, *, base: Path, resume: bool, s
         try:
             async with _opened(job, folder, base, telemetry) as run:
                 version, accounting = await _rounds(run)
-            telemetry.event("stage", name="done")
+                telemetry.event("stage", name="done")
+                write_report(folder, time.time())
         except errors.HuiluError as error:
             telemetry.event("error", message=str(error), code=error.code, fix=error.fix)
             raise
         journal = fold(read_events(folder.events))
-        write_report(folder, time.time())
     return summary(journal, accounting, version, run_id=folder.id, run_dir=str(folder.path))
 
 
@@ -147,8 +147,8 @@ def _telemetry(job: tree.Job, folder: RunFolder, sink: Sink, stack: contextlib.E
     secrets = resolve_secrets(job, os.environ).values()
     events = stack.enter_context(JsonLines(folder.events))
     metrics = stack.enter_context(JsonLines(folder.metrics))
-    first_round = 1 + max(fold(read_events(folder.events)).rounds, default=0)
-    trackers = [TRACKERS[name](folder.path, first_round) for name in job.trackers]
+    saved = read_now(folder.database, rows.last_state) if folder.database.exists() else None
+    trackers = [TRACKERS[name](folder.path, 1 + (saved.round if saved else 0)) for name in job.trackers]
     for tracker in trackers:
         stack.callback(tracker.close)
     told: list[Sink] = [event_log(events), metrics_log(metrics), *trackers, sink]

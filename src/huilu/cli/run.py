@@ -17,7 +17,9 @@ from huilu import errors
 from huilu.assembly import control
 from huilu.cli.options import JobFile, Json, Quiet, Sets
 from huilu.cli.output import print_json, print_rows
+from huilu.config import tree
 from huilu.config.load import Loaded, load_job
+from huilu.envs.registry import build_environment
 from huilu.observe.journal import fold
 from huilu.observe.live import watching
 from huilu.observe.runlog import read_events
@@ -25,6 +27,7 @@ from huilu.observe.view import Ending
 from huilu.store.folder import RunFolder, runs_in
 
 INTERRUPTED = 130
+SHORT_PROMPT = 80
 
 
 def run(
@@ -46,7 +49,7 @@ def run(
     if dry_run:
         return _dry_run(loaded, folder, job.parent, json)
     console = Console(stderr=True)
-    ending = Ending(run_dir=str(folder.path))
+    ending = Ending(run_dir=str(folder.path), prompt=_sample_prompt(loaded.job, job.parent))
     journal = fold(read_events(folder.events)) if resume else None
     with watching(console, loaded.job.name, ending, quiet=quiet, journal=journal) as view:
         try:
@@ -67,6 +70,13 @@ def run(
 def resume_command(job: Path, folder: RunFolder) -> str:
     """The command that continues this run."""
     return f"huilu run {job} --run-dir {folder.path} --resume"
+
+
+def _sample_prompt(job: tree.Job, base: Path) -> str:
+    """A prompt of the job's own to try the result on, where one is short enough to type."""
+    source = job.data.sources[0]
+    content = build_environment(source.env, source.params, base).task(0).prompt[-1].content
+    return content if len(content) <= SHORT_PROMPT and content.isprintable() and '"' not in content else ""
 
 
 def _with_next(error: errors.HuiluError, job: Path, folder: RunFolder) -> errors.HuiluError:

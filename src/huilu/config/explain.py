@@ -41,8 +41,8 @@ def settings_table() -> str:
     lines = [
         "# Settings",
         "",
-        "Every key of a job file. Made from `src/huilu/config/tree.py` by `huilu.config.explain.settings_table`; a test",
-        "keeps the two equal. Sources, weakest first: default, job file, `HUILU_SECTION__KEY`, `--set section.key=VALUE`.",
+        "Every key of a job file. Made from `src/huilu/config/tree.py` by `huilu.config.explain.settings_table`; a",
+        "test keeps the two equal. Sources, weakest first: default, job file, `HUILU_SECTION__KEY`, `--set KEY=VALUE`.",
         "",
         "| key | type | default | meaning |",
         "| --- | --- | --- | --- |",
@@ -60,7 +60,7 @@ def checks(job: tree.Job) -> list[str]:
     found = []
     if rollout.max_lag > 0:
         found.append(
-            f"rollout.max_lag {rollout.max_lag}: engine and learner share their weights here, so rollouts are "
+            f"rollout.max_lag {rollout.max_lag}: engine and learner share weights here, so rollouts are "
             "prefetched between updates and do not overlap them"
         )
     if isinstance(algorithm, tree.Dapo) and algorithm.dynamic_sampling and rollout.max_draws == 0:

@@ -73,7 +73,6 @@ class HeldOutGate:
         return round_ == self._rounds or (self._every > 0 and round_ % self._every == 0)
 
     async def judge(self, version: PolicyVersion) -> Verdict:
-        self._telemetry.event("stage", name="evaluate", detail=version.id, number=version.round, total=self._rounds)
         candidate = await self._evaluate(version)
         self._telemetry.reach("mid-gate")
         baseline = await self._production()

@@ -19,8 +19,8 @@ from huilu.algo.packing import Sample
 from huilu.model.decoder import Decoder
 from huilu.train.forward import MicroBatch, hidden_states, micro_batches
 
-NUM_ANSWERS, TOKENS_PER_ANSWER = 8, 16
-"""128 distributions: 25 MB with a vocabulary of 49,152."""
+NUM_ANSWERS, TOKENS_PER_ANSWER = 4, 16
+"""64 distributions: 13 MB with a vocabulary of 49,152, and well under a tenth of a round's time."""
 
 
 class Probe(msgspec.Struct, frozen=True):

@@ -84,6 +84,7 @@ class Learner:
         self._adamw = AdamW(decoder, settings)
         self._num_nonfinite = 0
         self._probe: Probe | None = None
+        self._drift: float | None = 0.0
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="digest")
         self._hash: Future[str] | None = None
 
@@ -105,15 +106,20 @@ class Learner:
                 self._update(update, rate, tally)
         if tally.losses:
             self._start_hash()
-        report = tally.report({**lesson.figures, "learning_rate": rate, "step": float(self._adamw.num_steps)})
+            self._drift = None
+        with tally.timed("drift"):
+            kl_start = self.drift()
+        steps = float(self._adamw.num_steps)
+        report = tally.report({**lesson.figures, "learning_rate": rate, "step": steps, "kl_start": kl_start})
         tell(self._telemetry, report)
         return report
 
     def drift(self) -> float:
         """KL(now || start) in nats a token on the probe; 0.0 before the first episode arrived. See `drift`."""
-        value = drift(self._decoder, self._probe) if self._probe is not None else 0.0
-        self._telemetry.gauge("huilu_trainer_kl", value, kind="start")
-        return value
+        if self._drift is None:
+            self._drift = drift(self._decoder, self._probe) if self._probe is not None else 0.0
+            self._telemetry.gauge("huilu_trainer_kl", self._drift, kind="start")
+        return self._drift
 
     def digest(self) -> str:
         """The digest of the weights, waiting for the hash that started after the last update."""
@@ -149,6 +155,7 @@ class Learner:
         """Go on from a saved state; the decoder must already hold the weights it belongs to. Raises BadWeights."""
         header, tensors = read_state(path)
         self._hash = None
+        self._drift = None
         if self.digest() != header.weights_digest:
             raise BadWeights(
                 f"{path} belongs to the weights {header.weights_digest[:16]}…",
@@ -164,6 +171,7 @@ class Learner:
     def restart_optimizer(self) -> None:
         """The weights were replaced by others without a state: forget the moments, keep the probe of the start."""
         self._hash = None
+        self._drift = None
         self._num_nonfinite = 0
         self._adamw.reset()
 

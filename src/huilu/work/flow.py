@@ -58,6 +58,7 @@ class Flow:
         self._replacements = 0
         self._waiting = 0
         self._drawing = 0
+        self._appended = 0
         self._changed = asyncio.Event()
 
     async def recover(self, settled: int) -> int:
@@ -122,6 +123,9 @@ class Flow:
         ended = await self._database.write(work)
         self._telemetry.count("huilu_feedback_total", source=word.source.value, state=word.state.value)
         self._telemetry.reach("after-append")
+        self._appended += 1
+        total = self._plan.batch * self._plan.episodes_per_task
+        self._telemetry.event("progress", name="episodes", done=min(self._appended, total), total=total)
         if ended is not None:
             self._end(episode.task_id, ended)
 
@@ -141,7 +145,7 @@ class Flow:
     def settle(self, claim: Claim) -> None:
         """The claim's fate is known and served: its slots return."""
         self._slots.settle()
-        self._replacements = 0
+        self._replacements = self._appended = 0
         self._tell_change()
 
     def round_of(self, task: Task) -> int:

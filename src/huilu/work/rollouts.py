@@ -91,7 +91,7 @@ class Attempts:
     async def episodes(self, task: Task, indexes: Sequence[int], round_: int) -> AsyncIterator[Episode]:
         """The episodes of `indexes`, each as it ends."""
         prompt_ids = self._chat.render(task.prompt)
-        self._telemetry.count("huilu_rollout_tokens_total", len(prompt_ids), type="prompt")
+        self._telemetry.count("huilu_rollout_tokens_total", len(prompt_ids) * len(indexes), type="prompt")
         first = await self._first_turn(task, prompt_ids, indexes)
         running = [
             asyncio.create_task(self._episode(task, round_, index, prompt_ids, completion))
@@ -172,6 +172,7 @@ class Attempts:
                 draft.finish_reason = "length"
                 return
             sampling = self._sampling(task, turn=len(draft.turns), room=room, samples=(index,))
+            self._telemetry.count("huilu_rollout_tokens_total", len(draft.token_ids), type="prompt")
             (completion,) = await self._generate(draft.token_ids, sampling)
             self._take(draft, completion)
 
