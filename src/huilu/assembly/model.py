@@ -214,7 +214,7 @@ class ModelProcess:
 
     def _sync(self, body: msgspec.Raw) -> bool:
         request = msgspec.msgpack.decode(body, type=protocol.Sync)
-        self._engine.set_version(request.number, request.digest)
+        self._engine.set_version(request.number, request.namespace)
         return True
 
     def _save(self, body: msgspec.Raw) -> int:

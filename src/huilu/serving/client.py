@@ -80,7 +80,7 @@ class ModelClient:
         return await self._call("drift", None, float)
 
     async def sync(self, version: PolicyVersion) -> None:
-        await self._call("sync", protocol.Sync(version.number, version.digest), bool)
+        await self._call("sync", protocol.Sync(version.number, version.id), bool)
 
     async def save(self, weights: Path, state: Path | None = None) -> int:
         """Write a Hugging Face folder and the learner's state, each whole or not at all; bytes written."""

@@ -48,10 +48,13 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Sync(msgspec.Struct, frozen=True):
-    """`sync`: tokens are stamped with this version from now on; KV of other digests is unreachable."""
+    """`sync`: tokens are stamped with this version from now on; KV of other versions is unreachable.
+
+    The namespace is the version's id, lineage included: its digest may not be known yet.
+    """
 
     number: int
-    digest: str
+    namespace: str
 
 
 class Save(msgspec.Struct, frozen=True):
