@@ -9,7 +9,7 @@ Shapes: N tokens; D hidden; V vocabulary; n tokens of a chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,18 +44,13 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp_N = torch.empty(len(target_N), dtype=torch.float32, device=hidden_ND.device)
         lse_N, entropy_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
-        logits, p_nV = _Logits.over(hidden_ND, head_DV, temperature_N), _buffer(hidden_ND, head_DV)
         for part in _chunks(len(target_N)):
-            z_nV = logits.of(part)
-            logp_n = z_nV.gather(1, target_N[part, None])[:, 0]
-            max_n = z_nV.amax(-1)
-            z_nV -= max_n[:, None]
-            p = torch.exp(z_nV, out=p_nV[: len(z_nV)])
-            sum_n = p.sum(-1)
-            lse_N[part] = max_n + sum_n.log()
-            logp_N[part] = logp_n - lse_N[part]
-            # One dot product a row, without a product of the whole chunk in memory.
-            entropy_N[part] = sum_n.log() - torch.bmm(p[:, None], z_nV[:, :, None]).view(-1) / sum_n
+            z_nV = _logits(hidden_ND, head_DV, temperature_N, part)
+            lse_n = z_nV.logsumexp(-1)
+            lse_N[part] = lse_n
+            logp_N[part] = z_nV.gather(1, target_N[part, None])[:, 0] - lse_n
+            z_nV -= lse_n[:, None]
+            entropy_N[part] = -torch.linalg.vecdot(z_nV.exp(), z_nV)
         ctx.save_for_backward(hidden_ND, head_DV, target_N, temperature_N, lse_N, entropy_N)
         return logp_N, entropy_N
 
@@ -67,51 +62,28 @@ class _TokenLogprobs(torch.autograd.Function):
         # zeros_like keeps the layout: where the head is the embedding transposed, so is its gradient.
         dhead_DV = torch.zeros_like(head_DV)
         has_entropy = bool(dentropy_N.any())
-        logits = _Logits.over(hidden_ND, head_DV, temperature_N)
         for part in _chunks(len(target_N)):
-            z_nV = logits.of(part)
+            z_nV = _logits(hidden_ND, head_DV, temperature_N, part)
             z_nV -= lse_N[part, None]
-            slope_nV = -dlogp_N[part, None]
             if has_entropy:
-                slope_nV = slope_nV - (z_nV + entropy_N[part, None]) * dentropy_N[part, None]
-            dz_nV = z_nV.exp_().mul_(slope_nV)
+                slope_nV = -(z_nV + entropy_N[part, None]) * dentropy_N[part, None] - dlogp_N[part, None]
+                dz_nV = z_nV.exp_().mul_(slope_nV)
+            else:
+                dz_nV = z_nV.exp_().mul_(-dlogp_N[part, None])
             dz_nV.scatter_add_(1, target_N[part, None], dlogp_N[part, None])
             if temperature_N is not None:
                 dz_nV /= temperature_N[part, None]
             dz_nV = dz_nV.to(hidden_ND.dtype)
-            torch.mm(dz_nV, head_DV.t(), out=dhidden_ND[part])
+            dhidden_ND[part] = dz_nV @ head_DV.t()
             dhead_DV.t().addmm_(dz_nV.t(), hidden_ND[part])
         return dhidden_ND, dhead_DV, None, None
-
-
-class _Logits(NamedTuple):
-    """The logits of chunks, in float32; each overwrites the one before."""
-
-    hidden_ND: Tensor
-    head_DV: Tensor
-    temperature_N: Tensor | None
-    buffer_nV: Tensor
-
-    @classmethod
-    def over(cls, hidden_ND: Tensor, head_DV: Tensor, temperature_N: Tensor | None) -> _Logits:
-        return cls(hidden_ND, head_DV, temperature_N, _buffer(hidden_ND, head_DV))
-
-    def of(self, part: slice) -> Tensor:
-        rows_nD = self.hidden_ND[part]
-        z_nV = self.buffer_nV[: len(rows_nD)]
-        if rows_nD.dtype == torch.float32:
-            torch.mm(rows_nD, self.head_DV, out=z_nV)
-        else:
-            z_nV.copy_(rows_nD @ self.head_DV)
-        return z_nV if self.temperature_N is None else z_nV.div_(self.temperature_N[part, None])
-
-
-def _buffer(hidden_ND: Tensor, head_DV: Tensor) -> Tensor:
-    """Room for one chunk, made once a pass: fresh pages for every chunk would cost as much as its arithmetic."""
-    num_rows = min(CHUNK_TOKENS, len(hidden_ND))
-    return torch.empty(num_rows, head_DV.shape[1], dtype=torch.float32, device=hidden_ND.device)
 
 
 def _chunks(num_tokens: int) -> Iterator[slice]:
     for start in range(0, num_tokens, CHUNK_TOKENS):
         yield slice(start, min(start + CHUNK_TOKENS, num_tokens))
+
+
+def _logits(hidden_ND: Tensor, head_DV: Tensor, temperature_N: Tensor | None, part: slice) -> Tensor:
+    z_nV = (hidden_ND[part] @ head_DV).float()
+    return z_nV if temperature_N is None else z_nV.div_(temperature_N[part, None])
