@@ -19,8 +19,9 @@ def served(handle: Callable[[wire.Server, wire.Call], None]) -> socket.socket:
 
     def loop() -> None:
         server = wire.Server(theirs)
-        while (call := server.inbox.get()) is not None:
-            handle(server, call)
+        while (calls := server.inbox.get()) is not None:
+            for call in calls:
+                handle(server, call)
         theirs.close()
 
     threading.Thread(target=loop, daemon=True).start()
@@ -136,3 +137,25 @@ def test_a_frame_announced_too_long_is_refused_before_it_is_read() -> None:
         wire.receive(theirs)
     ours.close()
     theirs.close()
+
+
+def test_calls_made_in_the_same_instant_arrive_together_and_in_order() -> None:
+    arrived: list[list[int]] = []
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        server = wire.Server(theirs)
+        ours.setblocking(False)
+        peer = await wire.Peer.over(ours, "peer")
+        waiting = [asyncio.create_task(peer.call("echo", n, int, 10)) for n in range(5)]
+        calls = await asyncio.to_thread(server.inbox.get)
+        assert calls is not None
+        arrived.append([msgspec.msgpack.decode(call.body) for call in calls])
+        for call in calls:
+            echo(server, call)
+        assert await asyncio.gather(*waiting) == list(range(5))
+        await peer.close()
+        theirs.close()
+
+    asyncio.run(scenario())
+    assert arrived == [[0, 1, 2, 3, 4]]

@@ -3,7 +3,7 @@
 Called by `serving`, `sandbox`, `work` and assembly. `Peer` is the asyncio side, which calls; `Server` is the
 thread side, which answers from a process whose main thread computes. Knows no method's name.
 
-    frame = 4 bytes big-endian length | msgpack of Call, Answer, Fault or Beat
+    frame = 4 bytes big-endian length | msgpack of Call, Calls, Answer, Fault or Beat
 
 A call waits while its peer makes progress: each beat says how often the peer has advanced, and a peer that
 beats without advancing for `stall_s`, or does not beat for `silence_s`, is given up with a named error.
@@ -39,6 +39,12 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     body: msgspec.Raw
 
 
+class Calls(msgspec.Struct, frozen=True, tag="calls"):
+    """Requests made in the same instant: they arrive together, so that nothing depends on luck."""
+
+    calls: list[Call]
+
+
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """The result of call `id`."""
 
@@ -62,7 +68,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     progress: int
 
 
-Frame = Call | Answer | Fault | Beat
+Frame = Call | Calls | Answer | Fault | Beat
 _decoder = msgspec.msgpack.Decoder(Frame)
 
 
@@ -77,6 +83,14 @@ def pack(message: Any) -> bytes:
 def raw(value: Any) -> msgspec.Raw:
     """A value as an encoded body."""
     return msgspec.Raw(msgspec.msgpack.encode(value))
+
+
+def calls_in(body: bytes) -> list[Call]:
+    """The calls that a frame's body holds; none when it is of another kind."""
+    frame = _decoder.decode(body)
+    if isinstance(frame, Calls):
+        return frame.calls
+    return [frame] if isinstance(frame, Call) else []
 
 
 def receive(sock: socket.socket) -> bytes | None:
@@ -133,6 +147,7 @@ class Peer:
         self._silence_s, self._stall_s, self._monotonic = silence_s, stall_s, monotonic
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._outbox: list[Call] = []
         self._error: errors.HuiluError | None = None
         self._progress, self._advanced_at, self._heard_at = -1, monotonic(), monotonic()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
@@ -154,9 +169,7 @@ class Peer:
         future = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = future
         try:
-            self._writer.write(pack(Call(call_id, method, raw(body))))
-            with contextlib.suppress(ConnectionError):  # the reader sees the end and says why
-                await self._writer.drain()
+            self._send(Call(call_id, method, raw(body)))
             async with asyncio.timeout(timeout_s):
                 return msgspec.msgpack.decode(await future, type=result)
         except TimeoutError as error:
@@ -174,6 +187,16 @@ class Peer:
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
 
+    def _send(self, call: Call) -> None:
+        """Queue a call; what is queued when the loop comes round goes out as one frame."""
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(call)
+
+    def _flush(self) -> None:
+        calls, self._outbox = self._outbox, []
+        self._writer.write(pack(calls[0] if len(calls) == 1 else Calls(calls)))
+
     async def _read(self) -> None:
         while (body := await receive_async(self._reader)) is not None:
             self._heard_at = self._monotonic()
@@ -181,12 +204,14 @@ class Peer:
         self._fail(errors.ProcessDied(f"{self.name} closed its connection", fix="run again with --resume"))
 
     def _take(self, frame: Frame) -> None:
+        if isinstance(frame, Call | Calls):
+            return  # nobody calls this side
         if isinstance(frame, Beat):
             if frame.progress != self._progress:
                 self._progress, self._advanced_at = frame.progress, self._monotonic()
             return
         future = self._waiting.get(frame.id)
-        if future is None or future.done() or isinstance(frame, Call):
+        if future is None or future.done():
             return
         self._advanced_at = self._monotonic()
         if isinstance(frame, Answer):
@@ -216,8 +241,8 @@ class Server:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._send_lock = threading.Lock()
-        self.inbox: queue.Queue[Call | None] = queue.Queue()
-        """Calls in order; None once the peer is gone."""
+        self.inbox: queue.Queue[list[Call] | None] = queue.Queue()
+        """Calls in order, those made together in one list; None once the peer is gone."""
         self.progress = 0
         for target in (self._read, self._beat):
             threading.Thread(target=target, daemon=True).start()
@@ -239,9 +264,7 @@ class Server:
 
     def _read(self) -> None:
         while (body := receive(self._sock)) is not None:
-            frame = _decoder.decode(body)
-            if isinstance(frame, Call):
-                self.inbox.put(frame)
+            self.inbox.put(calls_in(body))
         self.inbox.put(None)
 
     def _beat(self) -> None:

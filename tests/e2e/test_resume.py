@@ -123,7 +123,7 @@ def resume_at(point: str, job: Path, tmp_path: Path) -> None:
     summary = json.loads(resumed.stdout)
     assert summary["feedback"]["unaccounted"] == 0
     found = books(broken)
-    check_against(found, books(tmp_path / "unbroken"), whole_chain=point.split(":")[0] in WHOLE_CHAIN)
+    check_against(found, books(tmp_path / "unbroken"), whole_chain=point.split(":", maxsplit=1)[0] in WHOLE_CHAIN)
     after = read_now(
         broken / "run.db", lambda connection: dict(connection.execute(select(episodes.c.id, episodes.c.record)).all())
     )

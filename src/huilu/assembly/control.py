@@ -316,7 +316,7 @@ def _parts(run: Run, chain: Chain, flow: Flow, scores: Scores) -> loop.Parts:
     gate = HeldOutGate(job.gate, job.eval.every, job.rounds, scores.of, production, run.model.drift, telemetry)
     return loop.Parts(
         draws=flow,
-        rollouts=GroupRollouts(_attempts(run, greedy=False), flow.announce, flow.round_of),
+        rollouts=GroupRollouts(_attempts(run, greedy=False), flow.missing, flow.round_of),
         bus=flow,
         learner=Timed(run.model, telemetry),
         versions=chain,

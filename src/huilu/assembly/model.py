@@ -123,12 +123,13 @@ class ModelProcess:
         wait = self._idle()
         while True:
             try:
-                call = self._server.inbox.get(block=wait, timeout=0.02 if self._digests else None)
+                calls = self._server.inbox.get(block=wait, timeout=0.02 if self._digests else None)
             except queue.Empty:
                 return True
-            if call is None:
+            if calls is None:
                 return False
-            self._handle(call)
+            for call in calls:
+                self._handle(call)
             wait = False
 
     def _idle(self) -> bool:

@@ -33,7 +33,6 @@ from huilu.sandbox.outcome import Outcome, judge
 
 LEVELS = ("full", "userns")
 TICK_S = 0.02
-_CALLS = msgspec.msgpack.Decoder(wire.Call)
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -80,7 +79,8 @@ class Supervisor:
                 body = wire.receive(self._sock)
                 if body is None:
                     return False
-                self._take(_CALLS.decode(body))
+                for call in wire.calls_in(body):
+                    self._take(call)
             else:
                 self._read(int(key.fd), key.data)
         now = time.monotonic()

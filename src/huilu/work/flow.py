@@ -1,4 +1,4 @@
-"""The flow of tasks from their source to a claim: draw, announce, append, claim, settle.
+"""The flow of tasks from their source to a claim: draw, append, claim, settle.
 
 Called by the loop, as its `Draws` and its `Bus`; owns the slots and the leases of this process. Every change of
 state is one transaction; nothing here waits on a clock, only on what the flow itself reports.
@@ -57,6 +57,7 @@ class Flow:
         self._leases: dict[str, Lease] = {}
         self._replacements = 0
         self._waiting = 0
+        self._missing: dict[str, list[int]] = {}
         self._drawing = 0
         self._appended = 0
         self._changed = asyncio.Event()
@@ -84,7 +85,10 @@ class Flow:
         return len(taken_back)
 
     async def draw(self) -> Sequence[Task]:
-        """The next tasks, once slots are free: those taken back first, then new ones from the source."""
+        """The next tasks, once slots are free: those taken back first, then new ones from the source.
+
+        Their feedback is issued: whoever draws attempts them.
+        """
         while self._slots.free == 0:
             await self._changed.wait()
         self._drawing = num = self._slots.free
@@ -95,21 +99,19 @@ class Flow:
             await self._enqueue_new(num - len(leases))
             leases += await self._queue.claim(num - len(leases))
         self._leases |= {lease.task.id: lease for lease in leases}
+        self._missing |= await self._database.write(lambda connection: self._issue(connection, leases))
         self._drawing = 0
         return [lease.task for lease in leases]
 
-    async def announce(self, task: Task) -> list[int]:
-        """An attempt at a task starts: feedback is issued for its episodes; which are still missing."""
+    def missing(self, task: Task) -> list[int]:
+        """Which episodes of a drawn task are to be made, by index; a crash may have left some."""
+        return self._missing.pop(task.id)
+
+    def _issue(self, connection: Connection, leases: Sequence[Lease]) -> dict[str, list[int]]:
         num = self._plan.episodes_per_task
-
-        def work(connection: Connection) -> list[int]:
-            feedback.issue(connection, [ids.episode_id(task.id, index) for index in range(num)], self._now())
-            return feedback.missing(connection, task.id, num)
-
-        missing = await self._database.write(work)
-        if not missing:  # a crash fell between its last episode and its end
-            self._end(task.id, await self._database.write(lambda connection: self._close(connection, task.id)))
-        return missing
+        for lease in leases:
+            feedback.issue(connection, [ids.episode_id(lease.task.id, index) for index in range(num)], self._now())
+        return {lease.task.id: feedback.missing(connection, lease.task.id, num) for lease in leases}
 
     async def append(self, episode: Episode, word: Feedback) -> None:
         """Durable on return. The last episode of a group ends its task in the same transaction."""

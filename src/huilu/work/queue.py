@@ -102,8 +102,8 @@ def move(
         **({"errors": msgspec.json.encode(kept).decode()} if kept is not None else {}),
     }
     guard = and_(tasks.c.id == task_id, tasks.c.fence == row.fence, tasks.c.state == row.state)
-    connection.execute(update(tasks).where(guard).values(**values))
-    return state
+    changed = connection.execute(update(tasks).where(guard).values(**values)).rowcount
+    return state if changed else None
 
 
 def renew(connection: Connection, owner: str, lease_s: float, now: float) -> int:
@@ -113,15 +113,21 @@ def renew(connection: Connection, owner: str, lease_s: float, now: float) -> int
 
 
 def reap(connection: Connection, now: float, max_attempts: int, *, not_owner: str) -> list[str]:
-    """Fail the tasks whose lease ran out, and every one of owners other than `not_owner`; their ids."""
+    """Fail the tasks whose lease ran out; give back those of owners other than `not_owner`, which are gone; their ids.
+
+    That a control process was killed says nothing against its tasks, so it is none of their attempts.
+    """
     lost = and_(
         tasks.c.state == TaskState.RUNNING.value,
         or_(tasks.c.lease_until < now, tasks.c.owner != not_owner),
     )
-    ids = list(connection.scalars(select(tasks.c.id).where(lost).order_by(tasks.c.draw)))
-    for task_id in ids:
-        move(connection, task_id, "fail", now, max_attempts, fence=None, error="its worker was lost")
-    return ids
+    rows = connection.execute(select(tasks.c.id, tasks.c.owner).where(lost).order_by(tasks.c.draw)).all()
+    for row in rows:
+        if row.owner == not_owner:
+            move(connection, row.id, "fail", now, max_attempts, fence=None, error="its lease ran out")
+        else:
+            move(connection, row.id, "give_back", now, max_attempts, fence=None)
+    return [row.id for row in rows]
 
 
 def counts(connection: Connection) -> dict[TaskState, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -246,19 +246,16 @@ def feedback_of(episode: Episode) -> Feedback:
     )
 
 
-Ready = Callable[[Task], Awaitable[list[int]]]
-"""Announces an attempt at a task, durably, and says which of its episodes are still missing."""
+Missing = Callable[[Task], list[int]]
+"""Which episodes of a drawn task are to be made, by index."""
 
 
 class GroupRollouts:
     """The loop's `Rollouts`: the missing episodes of a task, with the feedback on each."""
 
-    def __init__(self, attempts: Attempts, announce: Ready, round_of: Callable[[Task], int]) -> None:
-        self._attempts, self._announce, self._round_of = attempts, announce, round_of
+    def __init__(self, attempts: Attempts, missing: Missing, round_of: Callable[[Task], int]) -> None:
+        self._attempts, self._missing, self._round_of = attempts, missing, round_of
 
     async def attempt(self, task: Task) -> AsyncIterator[tuple[Episode, Feedback]]:
-        missing = await self._announce(task)
-        if not missing:
-            return
-        async for episode in self._attempts.episodes(task, missing, self._round_of(task)):
+        async for episode in self._attempts.episodes(task, self._missing(task), self._round_of(task)):
             yield episode, feedback_of(episode)

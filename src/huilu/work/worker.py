@@ -40,18 +40,23 @@ def main() -> None:
     faulthandler.enable()
     server = wire.Server(channel)
     functions: dict[str, Callable[..., Any]] = {}
-    while (call := server.inbox.get()) is not None:
-        try:
-            target, kwargs = msgspec.msgpack.decode(call.body, type=tuple[str, dict[str, Any]])
-            if call.method == "load":
-                functions[target] = resolve(target, Path.cwd())
-                server.answer(call.id, None)
-            else:
-                server.answer(call.id, plain(_run(functions[target], kwargs), target))
-        except errors.HuiluError as error:
-            server.fail(call.id, error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the top loop; the caller counts it
-            server.fail(call.id, errors.ExtensionFailed(f"{target}: {_told(error)}"))
+    while (calls := server.inbox.get()) is not None:
+        for call in calls:
+            _answer(server, call, functions)
+
+
+def _answer(server: wire.Server, call: wire.Call, functions: dict[str, Callable[..., Any]]) -> None:
+    target, kwargs = msgspec.msgpack.decode(call.body, type=tuple[str, dict[str, Any]])
+    try:
+        if call.method == "load":
+            functions[target] = resolve(target, Path.cwd())
+            server.answer(call.id, None)
+        else:
+            server.answer(call.id, plain(_run(functions[target], kwargs), target))
+    except errors.HuiluError as error:
+        server.fail(call.id, error)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the worker's top; the caller counts it
+        server.fail(call.id, errors.ExtensionFailed(f"{target}: {_told(error)}"))
 
 
 def _die_with(parent: int) -> None:
