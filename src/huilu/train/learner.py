@@ -105,10 +105,10 @@ class Learner:
                 rate = learning_rate(self._settings, self._adamw.num_steps, self._num_steps)
                 self._update(update, rate, tally)
         if tally.losses:
-            self._start_hash()
             self._drift = None
         with tally.timed("drift"):
             kl_start = self.drift()
+        self._start_hash()
         steps = float(self._adamw.num_steps)
         report = tally.report({**lesson.figures, "learning_rate": rate, "step": steps, "kl_start": kl_start})
         tell(self._telemetry, report)
