@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from huilu.core.nouns import Claim, Group, Outcome, PolicyVersion, StepReport
-from huilu.observe.events import RoundEnded, tell
+from huilu.observe.events import RoundEnded, WarningGiven, tell
 from huilu.telemetry import Telemetry
 
 PHASES = ("rollout", "train", "record", "save", "sync")
+MISMATCH_WARN = 0.005
+"""Mean |p - p'| of engine and learner from which something is wrong: old weights or KV, another dtype or template."""
 
 
 class RoundBook:
@@ -33,6 +35,12 @@ class RoundBook:
         if event.pass_rate is not None:
             self._telemetry.gauge("huilu_round_reward", event.pass_rate, stat="pass_rate")
         tell(self._telemetry, event)
+        mismatch = report.metrics.get("mismatch", 0.0)
+        if mismatch > MISMATCH_WARN:
+            message = (
+                f"engine and learner differ by {mismatch:.4f} in mean probability (expected below {MISMATCH_WARN})"
+            )
+            tell(self._telemetry, WarningGiven(message=message, code="logprob_mismatch"))
 
     def _counters(self) -> dict[str, float]:
         value = self._telemetry.value
