@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from typer import _click
+from typer.exceptions import TyperException
 
 from huilu import errors
 from huilu.cli.app import build
@@ -18,11 +18,11 @@ from huilu.cli.output import complain
 def main() -> None:
     """Run the command in `sys.argv` and end the process with its status."""
     try:
-        status = build()(standalone_mode=False)
+        status = build(sys.argv[1:])(standalone_mode=False)
     except errors.HuiluError as error:
         complain(error)
         status = error.exit_status
-    except _click.exceptions.ClickException as error:
-        error.show()
+    except TyperException as error:
+        complain(errors.Usage(error.format_message(), fix="huilu --help, or huilu COMMAND --help"))
         status = error.exit_code
     sys.exit(status if isinstance(status, int) else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -49,6 +48,3 @@ def schema() -> int:
     """Print the JSON Schema of job files, for editors."""
     typer.echo(msgspec.json.format(msgspec.json.encode(explain.schema()), indent=2).decode())
     return 0
-
-
-COMMANDS: dict[str, Callable[..., int]] = {"show": show, "check": check, "schema": schema}

@@ -54,6 +54,3 @@ def _text(value: object) -> str:
     if isinstance(value, msgspec.Struct):
         return ", ".join(f"{name} {number}" for name, number in msgspec.structs.asdict(value).items())
     return str(value)
-
-
-COMMANDS = {"check": check}

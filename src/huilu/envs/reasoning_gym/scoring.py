@@ -7,10 +7,13 @@ its scorers evaluate what the model wrote, so they must not run where a hang or 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import json
 import random
+import sys
 import threading
+import types
 from typing import Any
 
 from huilu import errors
@@ -18,8 +21,18 @@ from huilu import errors
 _ONE_AT_A_TIME = threading.Lock()
 
 
+def _do_without_pycosat() -> None:
+    """Let the package be imported where its one compiled dependency could not be built.
+
+    Only its zebra puzzles use pycosat, and they then fail by name; the package itself would not import at all.
+    """
+    if "pycosat" not in sys.modules and importlib.util.find_spec("pycosat") is None:
+        sys.modules["pycosat"] = types.ModuleType("pycosat", "not installed: it needs a C compiler")
+
+
 def load_dataset(name: str, size: int, seed: int, config: dict[str, Any]) -> Any:
     """The data set `name`. Raises BadConfig for a name or setting that it does not have, or values it refuses."""
+    _do_without_pycosat()
     try:
         # Takes about a second and pulls in matplotlib and sympy: only jobs that use it should pay.
         import reasoning_gym  # noqa: PLC0415
@@ -28,7 +41,7 @@ def load_dataset(name: str, size: int, seed: int, config: dict[str, Any]) -> Any
     except ImportError as error:
         raise errors.BadConfig(
             f"environment reasoning_gym needs the package of that name: {error}",
-            fix="pip install 'huilu[tasks]' (its dependency pycosat needs a C compiler on some machines)",
+            fix="pip install 'huilu[tasks]'; without a C compiler, see requirements/reasoning-gym.txt",
         ) from error
     if name not in DATASETS:
         raise errors.BadConfig(f"Reasoning Gym has no data set {name!r}", fix=errors.nearest(name, DATASETS))
