@@ -152,6 +152,25 @@ def test_a_dead_letter_that_is_put_back_has_all_its_attempts_again(connection: C
     assert (again.attempt, again.fence) == (1, lease.fence + 1)
 
 
+def test_the_tasks_of_a_killed_process_return_and_are_none_the_worse_for_it(connection: Connection) -> None:
+    filled(connection, 2)
+    for life in range(2 * MAX_ATTEMPTS):
+        leases = queue.claim(connection, f"life {life}", 2, LEASE_S, NOW)
+        assert [lease.attempt for lease in leases] == [1, 1]
+        taken_back = queue.reap(connection, NOW + 1, MAX_ATTEMPTS, not_owner=f"life {life + 1}")
+        assert taken_back == [lease.task.id for lease in leases]
+    assert queue.counts(connection)[TaskState.QUEUED] == 2
+
+
+def test_a_lease_that_ran_out_was_an_attempt(connection: Connection) -> None:
+    filled(connection, 1)
+    for _ in range(MAX_ATTEMPTS):
+        queue.claim(connection, "w", 1, LEASE_S, NOW)
+        assert queue.reap(connection, NOW + LEASE_S - 1, MAX_ATTEMPTS, not_owner="w") == []
+        assert queue.reap(connection, NOW + LEASE_S + 1, MAX_ATTEMPTS, not_owner="w") == ["t000000"]
+    assert queue.dead_letters(connection) == [(a_task(0), ["its lease ran out"] * MAX_ATTEMPTS)]
+
+
 def test_renewing_extends_only_ones_own_leases(connection: Connection) -> None:
     filled(connection, 2)
     queue.claim(connection, "w", 1, LEASE_S, NOW)
