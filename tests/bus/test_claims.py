@@ -101,9 +101,9 @@ def test_asking_again_gives_the_same_groups_to_whoever_runs_now(
     ids = drawn(4)
     for task in ids[1:]:
         complete(task)
-    first = claims.claim(connection, 1, terms(short=True), NOW)
+    first = claims.claim(connection, 1, terms(max_lag=9), NOW)
     complete(ids[0])  # a lower draw that came later
-    again = claims.claim(connection, 1, terms(short=True, owner="another"), NOW + 500)
+    again = claims.claim(connection, 1, terms(max_lag=9, owner="another"), NOW + 500)
     assert tasks_of(first) == tasks_of(again) == ids[1:3]
     row = connection.execute(select(claim_rows)).one()
     assert (row.owner, row.lease_until) == ("another", NOW + 560)
