@@ -52,12 +52,14 @@ class AdamW:
             weight = self._weights[name]
             if master is not weight and weight.grad is not None:
                 master.grad = weight.grad.float()
-        return float(nn.utils.get_total_norm(self._gradients()))
+        gradients = [master.grad for master in self._masters.values() if master.grad is not None]
+        return float(nn.utils.get_total_norm(gradients))
 
     def apply(self, rate: float, gradient_norm: float) -> None:
         """Clip, take one step at this learning rate, and clear the gradients."""
         if gradient_norm > self._settings.max_grad_norm:
-            torch._foreach_mul_(self._gradients(), self._settings.max_grad_norm / (gradient_norm + 1e-6))
+            masters, norm = self._masters.values(), torch.tensor(gradient_norm)
+            nn.utils.clip_grads_with_norm_(masters, self._settings.max_grad_norm, norm)
         for group in self._torch.param_groups:
             group["lr"] = rate
         self._torch.step()
@@ -113,6 +115,3 @@ class AdamW:
     def _kinds(self, name: str, num_steps: int) -> tuple[str, ...]:
         moments = _MOMENTS if num_steps else ()
         return moments if self._masters[name] is self._weights[name] else (*moments, "master")
-
-    def _gradients(self) -> list[Tensor]:
-        return [master.grad for master in self._masters.values() if master.grad is not None]
