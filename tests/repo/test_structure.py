@@ -19,6 +19,8 @@ CONTROL_PLANE = (
     *("envs.registry", "work.flow", "work.rollouts", "work.calls", "work.worker", "serving.client", "bus.claims"),
     *("sandbox.client", "sandbox.daemon", "store.database", "text.chat", "text.stream", "wire", "config.load", "core"),
 )
+MIGRATIONS = SOURCE / "store" / "migrations" / "versions"
+"""Written by Alembic and frozen: a revision is as long as it is."""
 INSIDE_JAILS = "sandbox/inside"
 
 
@@ -41,6 +43,8 @@ def test_files_stay_small() -> None:
 def test_functions_stay_small() -> None:
     long = []
     for path in sources():
+        if MIGRATIONS in path.parents:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 count = (node.end_lineno or node.lineno) - node.lineno + 1

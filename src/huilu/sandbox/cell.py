@@ -39,7 +39,7 @@ class Cell:
         self.name, self.program = name, program
         self._groups, self._monotonic = groups, monotonic
         self._output = {"stdout": bytearray(), "stderr": bytearray()}
-        self._over, self._late = False, False
+        self._over, self._late, self._cut = False, False, False
         self._told: dict[bytes, int] = {}
         self._started = monotonic()
         self.deadline = self._started + program.wall_s
@@ -120,6 +120,7 @@ class Cell:
     def finish(self, level: str) -> RunResult:
         """End and reap everything; the result."""
         wall_s = self._monotonic() - self._started
+        self._cut = not self.ended
         self.kill()
         _, _, usage = os.wait4(self.pid, 0)
         for descriptor in list(self.pipes):
@@ -160,7 +161,7 @@ class Cell:
             return stopped
         status = self._told.get(b"w")
         if status is None:
-            return "SBX", "the jail was killed from outside"
+            return ("INC", "still ran when it was over") if self._cut else ("SBX", "the jail was killed from outside")
         if os.WIFSIGNALED(status):
             return self._signalled(os.WTERMSIG(status), cpu_s)
         return ("AC", "") if os.WEXITSTATUS(status) == 0 else self._complained(os.WEXITSTATUS(status))
@@ -175,8 +176,8 @@ class Cell:
                 "MLE",
                 f"more than {program.memory_bytes} bytes of memory",
             ),
-            (self._late, "TLE", f"not done after {program.wall_s:g} s"),
             (groups is not None and groups.was_full(self.name), "PLE", f"more than {program.processes} processes"),
+            (self._late, "TLE", f"not done after {program.wall_s:g} s"),
         ):
             if met:
                 return verdict, note
@@ -196,6 +197,7 @@ class Cell:
         for word, verdict in (
             ("MemoryError", "MLE"),
             ("[Errno 12]", "MLE"),
+            ("[Errno 27]", "DLE"),
             ("[Errno 28]", "DLE"),
             ("[Errno 122]", "DLE"),
             ("[Errno 11]", "PLE"),

@@ -26,6 +26,8 @@ class Groups:
     def open(self) -> None:
         """Make the supervisor's groups. Raises OSError where this process may not, or a controller is missing."""
         for parent in self._parents:
+            for dead in dead_owners(parent.parent, PREFIX):
+                _remove_all(dead)
             parent.mkdir()
         if self._v2:
             wanted = " ".join(f"+{controller}" for controller in CONTROLLERS)
@@ -36,11 +38,7 @@ class Groups:
     def close(self) -> None:
         """Remove them; nothing may be left inside."""
         for parent in self._parents:
-            with contextlib.suppress(OSError):
-                for child in parent.iterdir():
-                    if child.is_dir():
-                        child.rmdir()
-                parent.rmdir()
+            _remove_all(parent)
 
     def make(self, name: str, memory_bytes: int, processes: int) -> None:
         """A group with its limits."""
@@ -90,6 +88,24 @@ class Groups:
 
     def _group(self, name: str, controller: str) -> Path:
         return (self._parents[0] if self._v2 or controller == "memory" else self._parents[1]) / name
+
+
+def dead_owners(folder: Path, prefix: str) -> list[Path]:
+    """Folders named `prefix`PID… whose process is no more: what a killed supervisor left."""
+    found = []
+    for path in folder.glob(f"{prefix}[0-9]*"):
+        pid = path.name.removeprefix(prefix).split("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            found.append(path)
+    return found
+
+
+def _remove_all(parent: Path) -> None:
+    with contextlib.suppress(OSError):
+        for child in parent.iterdir():
+            if child.is_dir():
+                child.rmdir()
+        parent.rmdir()
 
 
 def _counter(path: Path, name: str) -> int:

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -28,11 +29,12 @@ from huilu import errors, wire
 from huilu.core.generation import Program, RunResult
 from huilu.sandbox import scripts, seccomp
 from huilu.sandbox.cell import Cell
-from huilu.sandbox.cgroups import Groups
+from huilu.sandbox.cgroups import Groups, dead_owners
 from huilu.sandbox.outcome import Outcome, judge
 
 LEVELS = ("full", "userns")
 TICK_S = 0.02
+SCRATCH = "huilu-jail-"
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -56,7 +58,9 @@ class Supervisor:
         self._sock, self._level = sock, level
         self._groups = Groups() if level == "full" else None
         self._filter = seccomp.for_this_machine()
-        self._scratch = tempfile.mkdtemp(prefix="huilu-jail-")
+        for dead in dead_owners(Path(tempfile.gettempdir()), SCRATCH):
+            shutil.rmtree(dead, ignore_errors=True)
+        self._scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
         self._selector = selectors.DefaultSelector()
         self._jobs: list[Job] = []
         self._names = (f"cell-{number}" for number in itertools.count())

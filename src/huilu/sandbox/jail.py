@@ -127,13 +127,13 @@ def _execute(jail: Jail) -> None:
         (resource.RLIMIT_CPU, int(limits.cpu_s) + 1, int(limits.cpu_s) + 2),
         (resource.RLIMIT_FSIZE, limits.disk_bytes, limits.disk_bytes),
         (resource.RLIMIT_NOFILE, MAX_FILES, MAX_FILES),
-        (resource.RLIMIT_NPROC, limits.processes + 2, limits.processes + 2),  # init and the program are two
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_STACK, STACK_BYTES, STACK_BYTES),
     ):
         resource.setrlimit(limit, (soft, hard))
-    if jail.address_bytes:
+    if jail.address_bytes:  # no cgroup counts memory and processes; init and the program are two
         resource.setrlimit(resource.RLIMIT_AS, (jail.address_bytes, jail.address_bytes))
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits.processes + 2, limits.processes + 2))
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.umask(0o077)

@@ -25,7 +25,7 @@ def call(name, positional, keywords):
         arguments = encode((list(positional), keywords))
         send(4, [name, arguments])
         kind, *answer = receive(3)
-    except (EOFError, BrokenPipeError):
+    except (EOFError, BrokenPipeError, UnicodeDecodeError, json.JSONDecodeError):
         raise Gone from None
     if kind == "value":
         return decode(answer[0])
@@ -64,7 +64,7 @@ def main():
         if receive(3) != ["ready"]:
             raise Gone
         exec(code, namespace)  # noqa: S102 - the data set's own test
-    except (Gone, EOFError):
+    except (Gone, EOFError, UnicodeDecodeError, json.JSONDecodeError):
         outcome = ["gone", ""]
     except Odd as error:
         outcome = ["odd", str(error)]

@@ -7,6 +7,9 @@ compared cannot cross.
 import json
 import os
 
+MAX_BYTES = 64 << 20
+"""A longer frame is garbage."""
+
 
 class NotPlainError(TypeError):
     """A value that is no plain builtin."""
@@ -62,4 +65,7 @@ def receive(descriptor):
             data += part
         return data
 
-    return json.loads(exactly(int.from_bytes(exactly(4), "big")))
+    size = int.from_bytes(exactly(4), "big")
+    if size > MAX_BYTES:
+        raise EOFError
+    return json.loads(exactly(size))

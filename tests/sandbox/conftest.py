@@ -1,0 +1,74 @@
+"""A sandbox with short limits, and what must be gone when a test is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from huilu.config import tree
+from huilu.core.generation import Program, RunResult
+from huilu.sandbox import cgroups
+from huilu.sandbox.client import SandboxClient
+from huilu.sandbox.daemon import SCRATCH
+from huilu.telemetry import Telemetry
+
+T = TypeVar("T")
+LIMITS = tree.Sandbox(
+    wall_s=1.5, cpu_s=1.0, memory_bytes=128 << 20, output_bytes=1 << 16, disk_bytes=8 << 20, processes=8, concurrency=4
+)
+
+
+def with_sandbox(work: Callable[[SandboxClient], Awaitable[T]], settings: tree.Sandbox = LIMITS) -> T:
+    """The result of `work` on a sandbox that is closed afterwards."""
+
+    async def scenario() -> T:
+        client = SandboxClient(settings, Telemetry())
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(scenario())
+
+
+def run(*sources: str) -> list[RunResult]:
+    """Each program's result, run at once."""
+
+    async def work(client: SandboxClient) -> list[RunResult]:
+        return await asyncio.gather(*(client.run(Program(source=source)) for source in sources))
+
+    return with_sandbox(work)
+
+
+def check(*cases: tuple[str, str]) -> list[RunResult]:
+    """The result of each (answer, test)."""
+
+    async def work(client: SandboxClient) -> list[RunResult]:
+        return await asyncio.gather(*(client.check(Program(source=source), test) for source, test in cases))
+
+    return with_sandbox(work)
+
+
+def leftovers() -> list[str]:
+    """Supervisors of this process, and scratch folders and control groups whose supervisor is no more."""
+    mine = ["pgrep", "-P", str(os.getpid()), "-f", "huilu.sandbox.daemon"]
+    processes = subprocess.run(mine, capture_output=True, text=True, check=False).stdout.split()
+    roots = [path for path in (cgroups.ROOT, *cgroups.ROOT.glob("*")) if path.is_dir()]
+    groups = [path for root in roots for path in cgroups.dead_owners(root, cgroups.PREFIX)]
+    scratch = cgroups.dead_owners(Path(tempfile.gettempdir()), SCRATCH)
+    return [*processes, *map(str, groups), *map(str, scratch)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    run("pass")  # sweeps what other runs left when they were killed
+    yield
+    run("pass")
+    assert leftovers() == []
