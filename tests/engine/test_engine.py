@@ -16,6 +16,7 @@ from huilu.telemetry import Telemetry
 from huilu.text.tokenizer import Tokenizer
 
 Make = Callable[..., Any]
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 Outputs = dict[str, tuple[Completion, ...]]
 
 
@@ -42,19 +43,31 @@ def test_greedy_output_equals_a_full_recompute_token_for_token(
     assert len({tuple(one[0]) for one in outputs.values()}) == len(prompts)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_gives_the_logprobs_of_a_plain_forward_pass(
-    dtype: torch.dtype, make_decoder: Callable[..., Decoder], make_world: Make, make_prompt: Make, full_logprobs: Make
+@pytest.mark.parametrize(
+    ("device", "dtype", "tolerance"),
+    [
+        ("cpu", torch.bfloat16, 0.1),
+        pytest.param("cuda", torch.float32, 1e-4, marks=NEEDS_GPU),
+        pytest.param("cuda", torch.bfloat16, 0.1, marks=NEEDS_GPU),
+    ],
+)
+def test_other_devices_and_types_give_the_logprobs_of_a_plain_forward_pass(
+    device: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    make_decoder: Callable[..., Decoder],
+    make_world: Make,
+    make_prompt: Make,
+    full_logprobs: Make,
 ) -> None:
-    decoder = make_decoder("llama", device="cuda").to(dtype)
+    decoder = make_decoder("llama", device=device).to(dtype)
     world = make_world(decoder, num_blocks=400)
     prompt = make_prompt(30)
     world.submit("r", prompt, n=6, max_new_tokens=12)
     for one in world.finish()["r"]:
         full = full_logprobs(decoder, prompt + one.token_ids)[len(prompt) - 1 : -1]
         expected = full.gather(1, torch.tensor(one.token_ids)[:, None])[:, 0].tolist()
-        assert one.logprobs == pytest.approx(expected, abs=1e-4 if dtype == torch.float32 else 0.1)
+        assert one.logprobs == pytest.approx(expected, abs=tolerance)
 
 
 def submit_mixture(world: Any, make_prompt: Make, only: str | None = None) -> None:
