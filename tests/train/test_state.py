@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from huilu.config.tree import Dapo
-from huilu.errors import BadWeights, DiskFull
+from huilu.errors import BadWeights, DiskFull, TrainingUnhealthy
 from huilu.model import hf
 from huilu.telemetry import Telemetry
 from huilu.train.state import Header, read_state, write_state
@@ -66,6 +67,22 @@ def test_the_state_has_eight_bytes_a_parameter(tiny: Any, tmp_path: Path) -> Non
     probe = tensors.pop("probe")
     assert sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) == 8 * num_parameters
     assert probe.shape[1] == tiny.spec.vocab_size
+
+
+def test_sick_steps_in_a_row_are_counted_across_a_resume(tiny: Any, tmp_path: Path) -> None:
+    poisoned = tiny.claim(
+        [
+            tiny.episode([1, 2], [5, 6], 1.0, logprobs=[math.nan, -1.0]),
+            tiny.episode([1, 2], [7, 8], 0.0),
+        ]
+    )
+    decoder, other = tiny.decoder(), tiny.decoder()
+    learner, again = tiny.learner(decoder, max_nonfinite=2), tiny.learner(other, max_nonfinite=2)
+    learner.step(poisoned)
+    learner.save_state(tmp_path / "state")
+    again.load_state(tmp_path / "state")
+    with pytest.raises(TrainingUnhealthy):
+        again.step(poisoned)
 
 
 def test_random_state_is_restored(tiny: Any, tmp_path: Path) -> None:
