@@ -28,6 +28,7 @@ class Machine(NamedTuple):
     audit: int
     clone: int
     clone3: int
+    prlimit: int
     refused: tuple[int, ...]
 
 
@@ -36,6 +37,7 @@ MACHINES = {
         audit=0xC000003E,
         clone=56,
         clone3=435,
+        prlimit=302,
         refused=(
             *(41, 49, 50, 42),  # socket, bind, listen, connect
             *(101, 310, 311, 312),  # ptrace, process_vm_readv, process_vm_writev, kcmp
@@ -68,12 +70,14 @@ MACHINES = {
             *(227, 159, 305, 164),  # clock_settime, adjtimex, clock_adjtime, settimeofday
             *(237, 238, 239, 256, 279),  # mbind, set_mempolicy, get_mempolicy, migrate_pages, move_pages
             *(438, 434),  # pidfd_getfd, pidfd_open
+            *(440, 443, 447),  # process_madvise, quotactl_fd, memfd_secret
         ),
     ),
     "aarch64": Machine(
         audit=0xC00000B7,
         clone=220,
         clone3=435,
+        prlimit=261,
         refused=(
             *(198, 200, 201, 203),  # socket, bind, listen, connect
             *(117, 270, 271, 272),  # ptrace, process_vm_readv, process_vm_writev, kcmp
@@ -89,6 +93,7 @@ MACHINES = {
             *(112, 171, 266, 170),  # clock_settime, adjtimex, clock_adjtime, settimeofday
             *(235, 237, 236, 238, 239),  # mbind, set_mempolicy, get_mempolicy, migrate_pages, move_pages
             *(438, 434),  # pidfd_getfd, pidfd_open
+            *(440, 443, 447),  # process_madvise, quotactl_fd, memfd_secret
         ),
     ),
 }
@@ -111,6 +116,12 @@ def assemble(name: str) -> bytes:
         _op(_EQUAL, machine.clone, 0, 4),
         _op(_LOAD, _FIRST_ARGUMENT),
         _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1),
+        _op(_RETURN, _EPERM),
+        _op(_RETURN, _ALLOW),
+        # Its own limits may be read and lowered; those of init, which has the same user, would end the jail.
+        _op(_EQUAL, machine.prlimit, 0, 4),
+        _op(_LOAD, _FIRST_ARGUMENT),
+        _op(_EQUAL, 0, 1, 0),
         _op(_RETURN, _EPERM),
         _op(_RETURN, _ALLOW),
     ]
