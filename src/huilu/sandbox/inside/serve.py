@@ -24,7 +24,7 @@ def main():
         except NotPlainError as error:
             answer = ["odd", str(error)]
         except Exception as error:  # noqa: BLE001 - the test may expect it
-            answer = ["raised", type(error).__name__, str(error)[:500]]
+            answer = ["raised", [type(error).__name__, str(error)[:500]]]
         send(4, answer)
 
 

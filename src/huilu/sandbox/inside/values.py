@@ -4,9 +4,12 @@ Put in front of `serve` and `examine`. What is decoded is always a plain builtin
 compared cannot cross.
 """
 
+import collections
 import json
 import os
 
+DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+"""What crosses as a plain dict."""
 MAX_BYTES = 64 << 20
 """A longer frame is garbage."""
 
@@ -30,8 +33,8 @@ def encode(value):
     for name, container in (("l", list), ("t", tuple), ("s", set), ("z", frozenset)):
         if kind is container:
             return {name: [encode(item) for item in value]}
-    if kind is dict:
-        return {"d": [[encode(key), encode(item)] for key, item in value.items()]}
+    if kind in DICTS:
+        return {"d": [[encode(key), encode(item)] for key, item in dict.items(value)]}
     raise NotPlainError(f"a {kind.__name__} is no plain value")
 
 
