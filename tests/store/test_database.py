@@ -107,7 +107,7 @@ def test_a_broken_constraint_and_a_wrong_statement_undo_themselves_alone(databas
 
     found, stored = asyncio.run(scenario())
     assert isinstance(found[1], errors.Invariant)
-    assert isinstance(found[2], errors.HuiluError)
+    assert isinstance(found[2], errors.Invariant)
     assert isinstance(found[3], StatementError | errors.Invariant)
     assert stored == ["one", "two"]
 

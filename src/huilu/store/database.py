@@ -173,11 +173,11 @@ class Database:
             for write in batch:
                 write.future.set_exception(self._named(error) if isinstance(error, DBAPIError) else error)
             return
-        for write in batch:
-            write.settle(self._named)
         with self._guard:
             self._num_commits += 1
             watchers, self._watchers = self._watchers, []
+        for write in batch:
+            write.settle(self._named)
         for watcher in watchers:
             if watcher.set_running_or_notify_cancel():
                 watcher.set_result(None)

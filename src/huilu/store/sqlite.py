@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, QueuePool, create_engine, event
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from huilu import errors
 
 BUSY_S = 5.0
 LOW_BYTES = 1 << 20
 """With less than this free, a failed write is told as a full disk, whatever SQLite calls it."""
-
-_FIRST_BYTE = 0xFF
-"""The low byte of an extended result code is the plain one."""
 
 
 def writer_engine(path: Path) -> Engine:
@@ -49,22 +46,24 @@ def archive_engine(path: Path) -> Engine:
 
 def named(error: DBAPIError, path: Path) -> errors.HuiluError:
     """The named error of what SQLite or its driver raised."""
-    cause = error.orig
-    if isinstance(error, IntegrityError):
-        return errors.Invariant(f"{path}: {cause}")
-    code = getattr(cause, "sqlite_errorcode", None)
-    if code is None:
-        return errors.Invariant(f"{path}: {type(cause).__name__}: {cause}")
-    return _by_code(code & _FIRST_BYTE, f"{path}: {cause}", path)
+    code = _code(error)
+    if code in (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT):
+        return errors.Invariant(f"{path}: {error.orig} in {error.statement}")
+    return _by_code(code, f"{path}: {error.orig}", path)
 
 
 def spares(error: DBAPIError) -> bool:
     """Whether an error undid its statement alone, so that the transaction around it can go on."""
+    return _code(error) in (None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+
+
+def _code(error: DBAPIError) -> int | None:
+    """SQLite's plain result code: the low byte of an extended one. None when the driver raised by itself."""
     code = getattr(error.orig, "sqlite_errorcode", None)
-    return code is None or code & _FIRST_BYTE in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)
+    return None if code is None else code & 0xFF
 
 
-def _by_code(code: int, observed: str, path: Path) -> errors.HuiluError:
+def _by_code(code: int | None, observed: str, path: Path) -> errors.HuiluError:
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path)):
         return errors.DiskFull(observed, fix="free space, then run again with --resume")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
