@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select, update
 from huilu import errors
 from huilu.bus import claims
 from huilu.bus.claims import Terms
-from huilu.core.nouns import Claim, ClaimState, PolicyVersion
+from huilu.core.nouns import Claim, ClaimState, Outcome, PolicyVersion
 from huilu.core.tasks import Event
 from huilu.store import rows
 from huilu.store.schema import claimed
@@ -216,3 +216,44 @@ def test_integrity_names_what_contradicts_itself(connection: Connection, drawn: 
         "claim c00001 is applied by no version",
         f"task {one} was claimed but is not done",
     ]
+
+
+def test_an_episode_that_failed_before_its_first_token_is_not_stale(
+    connection: Connection, drawn: Drawn, complete: Complete
+) -> None:
+    (one,) = drawn(1)
+    complete(one, version=6, outcomes=(Outcome.OK, Outcome.INFRA_FAILED))
+    assert tasks_of(claims.claim(connection, 7, terms(1), NOW)) == [one]
+
+
+def test_a_lost_lineages_digest_is_nothing_to_replay(connection: Connection, drawn: Drawn, complete: Complete) -> None:
+    for task in drawn(2):
+        complete(task)
+    for round_ in (1, 2):
+        found = claims.claim(connection, round_, terms(1, max_lag=1), NOW)
+        assert found is not None
+        record(connection, found, round_, digest=f"old {round_}")
+    rows.supersede(connection, 0)
+    again = claims.claim(connection, 1, terms(1, max_lag=1), NOW)
+    assert again is not None
+    assert again.digest == ""
+    record(connection, again, 1, lineage=1, digest="new 1")
+    replayed = [claims.claim(connection, round_, terms(1, max_lag=1), NOW) for round_ in (1, 2)]
+    assert [claim.digest for claim in replayed if claim is not None] == ["new 1", ""]
+
+
+@pytest.mark.parametrize("max_lag", [1, 2])
+def test_a_slow_task_is_overtaken_only_as_long_as_its_samples_stay_young_enough(
+    connection: Connection, drawn: Drawn, complete: Complete, max_lag: int
+) -> None:
+    slow, *others = drawn(6)
+    for task in others:
+        complete(task, version=9)
+    taken = []
+    for round_ in range(1, max_lag + 1):
+        taken += tasks_of(claims.claim(connection, round_, terms(1, max_lag=max_lag), NOW))
+    assert taken == others[:max_lag]
+    # Sampled at version 0, it must be in round max_lag + 1, though others are complete.
+    assert claims.claim(connection, max_lag + 1, terms(1, max_lag=max_lag), NOW) is None
+    complete(slow)
+    assert tasks_of(claims.claim(connection, max_lag + 1, terms(1, max_lag=max_lag), NOW)) == [slow]

@@ -16,6 +16,7 @@ from huilu import errors
 from huilu.bus.feedback import decode
 from huilu.core import ids
 from huilu.core.nouns import Claim, ClaimState, Episode, Group, Task, TaskState
+from huilu.core.tasks import OPEN
 from huilu.store.schema import claimed, claims, episodes, tasks, versions
 
 
@@ -36,7 +37,7 @@ def claim(connection: Connection, round_: int, terms: Terms, now: float) -> Clai
     claim_id = connection.scalar(select(claims.c.id).where(claims.c.round == round_))
     if claim_id is None:
         ready = _ready(connection, terms.num_groups)
-        if len(ready) < terms.num_groups and not terms.allow_short:
+        if (len(ready) < terms.num_groups and not terms.allow_short) or _is_due(connection, round_, terms):
             return None
         claim_id = _lease(connection, round_, ready, terms, now)
     else:
@@ -45,6 +46,12 @@ def claim(connection: Connection, round_: int, terms: Terms, now: float) -> Clai
     found = load(connection, claim_id)
     _check_staleness(found, terms.max_lag)
     return found
+
+
+def newest(connection: Connection) -> tuple[int, float]:
+    """The newest round that has a claim, and when it was made; zeros when there is none."""
+    row = connection.execute(select(claims.c.round, claims.c.at).order_by(claims.c.round.desc()).limit(1)).first()
+    return (0, 0.0) if row is None else (row.round, row.at)
 
 
 def num_ready(connection: Connection) -> int:
@@ -66,7 +73,13 @@ def load(connection: Connection, claim_id: str) -> Claim:
     for place, task, record, episode_round in rows:
         groups.setdefault(place, (task, []))[1].append(decode(record, episode_round))
     digest = connection.scalar(
-        select(versions.c.digest).where(and_(versions.c.number == row.version, versions.c.lineage == row.lineage))
+        select(versions.c.digest).where(
+            and_(
+                versions.c.number == row.version,
+                versions.c.lineage == row.lineage,
+                versions.c.superseded.is_(False),  # a lost lineage's digest is nothing to replay
+            )
+        )
     )
     return Claim(
         id=row.id,
@@ -127,6 +140,23 @@ def _ready(connection: Connection, num: int) -> list[str]:
     return list(connection.scalars(select(tasks.c.id).where(_unclaimed()).order_by(tasks.c.draw).limit(num)))
 
 
+def _is_due(connection: Connection, round_: int, terms: Terms) -> bool:
+    """Whether a task that is still open must be learnt in this round, since in the next it would be too old.
+
+    Task k, replacements not counted, was drawn when k // num_groups - max_lag rounds were settled, or later. Its
+    due round rises with k, so the first open task decides.
+    """
+    is_open = tasks.c.state.in_([state.value for state in OPEN])
+    first = connection.execute(
+        select(tasks.c.draw, tasks.c.extra).where(is_open).order_by(tasks.c.draw).limit(1)
+    ).first()
+    if first is None:
+        return False
+    before = connection.scalar(select(func.count()).where(and_(tasks.c.draw < first.draw, tasks.c.extra.is_(False))))
+    k = (before or 0) - int(first.extra)
+    return round_ > max(k // terms.num_groups, terms.max_lag)
+
+
 def _lease(connection: Connection, round_: int, ready: Sequence[str], terms: Terms, now: float) -> str:
     claim_id = ids.claim_id(round_)
     connection.execute(
@@ -158,7 +188,8 @@ def sampled(task_ids: Sequence[str], frac: float, seed: int) -> set[str]:
 
 
 def _check_staleness(found: Claim, max_lag: int) -> None:
-    oldest = min((episode.version for episode in found.episodes), default=None)
+    # An episode that failed before its first token was sampled by no version.
+    oldest = min((episode.version for episode in found.episodes if episode.num_sampled), default=None)
     if oldest is not None and oldest < found.round - 1 - max_lag:
         raise errors.Invariant(
             f"round {found.round} claimed a sample of version {oldest}", expected=f"at most {max_lag} versions behind"
