@@ -69,19 +69,7 @@ class Flow:
         that learn from them are replayed and settle.
         """
         taken_back = await self._queue.take_over()
-        counts = await self._database.read(queue.counts)
-        extra = await self._database.read(queue.num_extra)
-        over = sum(number for state, number in counts.items() if state not in OPEN)
-        lost = over - counts[TaskState.DONE]
-        self._waiting = counts[TaskState.QUEUED]
-        self._slots = Slots(
-            self._plan.batch,
-            self._plan.rounds,
-            self._plan.max_lag,
-            self._plan.max_extra,
-            settled=settled,
-            used=over - min(lost, extra),
-        )
+        await self._database.read(lambda connection: self._count(connection, settled))
         return len(taken_back)
 
     async def draw(self) -> Sequence[Task]:
@@ -116,14 +104,15 @@ class Flow:
     async def append(self, episode: Episode, word: Feedback) -> None:
         """Durable on return. The last episode of a group ends its task in the same transaction."""
 
-        def work(connection: Connection) -> TaskState | None:
-            feedback.append(connection, episode, word, self._now())
+        def work(connection: Connection) -> tuple[bool, TaskState | None]:
+            is_new = feedback.append(connection, episode, word, self._now())
             if feedback.missing(connection, episode.task_id, self._plan.episodes_per_task):
-                return None
-            return self._close(connection, episode.task_id)
+                return is_new, None
+            return is_new, self._close(connection, episode.task_id)
 
-        ended = await self._database.write(work)
-        self._telemetry.count("huilu_feedback_total", source=word.source.value, state=word.state.value)
+        is_new, ended = await self._database.write(work)
+        if is_new:
+            self._telemetry.count("huilu_feedback_total", source=word.source.value, state=word.state.value)
         self._telemetry.reach("after-append")
         self._appended += 1
         total = self._plan.batch * self._plan.episodes_per_task
@@ -141,13 +130,14 @@ class Flow:
                     break
                 await changed.wait()
         for episode in found.episodes:
-            self._telemetry.observe("huilu_rollout_staleness_versions", round_ - 1 - episode.version)
+            if episode.num_sampled:  # one that failed before its first token was sampled by no version
+                self._telemetry.observe("huilu_rollout_staleness_versions", round_ - 1 - episode.version)
         return found
 
     def settle(self, claim: Claim) -> None:
         """The claim's fate is known and served: its slots return."""
         self._slots.settle()
-        self._replacements = self._appended = 0
+        self._appended = 0
         self._tell_change()
 
     def round_of(self, task: Task) -> int:
@@ -177,6 +167,27 @@ class Flow:
             return len(open_ids)
 
         return await self._database.write(work)
+
+    def _count(self, connection: Connection, settled: int) -> None:
+        """Make the slots what they were, from the rows."""
+        plan, counts = self._plan, queue.counts(connection)
+        claimed, since = claims.newest(connection)
+        granted = min(queue.num_lost(connection, since), plan.max_extra)
+        # A crash may have fallen between a loss and the draw that was to replace it.
+        self._replacements = max(0, granted - queue.num_extra(connection, since))
+        over = sum(number for state, number in counts.items() if state not in OPEN)
+        used = over - queue.num_extra(connection) - self._replacements
+        self._waiting = counts[TaskState.QUEUED]
+        self._slots = Slots(
+            plan.batch,
+            plan.rounds,
+            plan.max_lag,
+            plan.max_extra,
+            settled=settled,
+            used=used,
+            claimed=claimed,
+            extra=granted,
+        )
 
     async def _enqueue_new(self, num: int) -> None:
         first = await self._database.read(queue.next_draw)

@@ -143,9 +143,15 @@ def open_ids(connection: Connection) -> list[str]:
     return list(connection.scalars(select(tasks.c.id).where(tasks.c.state.in_(states)).order_by(tasks.c.draw)))
 
 
-def num_extra(connection: Connection) -> int:
-    """How many tasks were drawn to replace lost ones."""
-    return connection.scalar(select(func.count()).where(tasks.c.extra)) or 0
+def num_extra(connection: Connection, since: float = 0.0) -> int:
+    """How many tasks were drawn to replace lost ones, after `since`."""
+    return connection.scalar(select(func.count()).where(and_(tasks.c.extra, tasks.c.enqueued_at > since))) or 0
+
+
+def num_lost(connection: Connection, since: float) -> int:
+    """How many tasks came to nothing after `since`."""
+    lost = tasks.c.state.in_([TaskState.FILTERED.value, TaskState.DEAD.value])
+    return connection.scalar(select(func.count()).where(and_(lost, tasks.c.ended_at > since))) or 0
 
 
 def next_draw(connection: Connection) -> int:

@@ -9,14 +9,26 @@ from __future__ import annotations
 
 
 class Slots:
-    """Counts groups. `settled` is the number of rounds whose fate is known and served."""
+    """Counts groups. `settled` is the number of rounds whose fate is known and served.
+
+    After a restart, the rounds up to `claimed` are replayed, and `extra` groups were replaced since the last of them.
+    """
 
     def __init__(
-        self, batch: int, rounds: int, max_lag: int, max_extra: int, *, settled: int = 0, used: int = 0
+        self,
+        batch: int,
+        rounds: int,
+        max_lag: int,
+        max_extra: int,
+        *,
+        settled: int = 0,
+        used: int = 0,
+        claimed: int = 0,
+        extra: int = 0,
     ) -> None:
         self._batch, self._rounds, self._max_lag, self._max_extra = batch, rounds, max_lag, max_extra
         self._settled, self._used = settled, used
-        self._extra = 0
+        self._claimed, self._extra = claimed, extra
 
     @property
     def settled(self) -> int:
@@ -44,4 +56,5 @@ class Slots:
     def settle(self) -> None:
         """A round's fate is known."""
         self._settled += 1
-        self._extra = 0
+        if self._settled > self._claimed:  # a replayed round took its replacements in its first life
+            self._extra = 0
