@@ -67,7 +67,9 @@ class Files:
     def _forget(self, connection: Connection) -> list[str]:
         """Take the names of what is not kept out of the database."""
         saved = rows.saved(connection)
-        newest = [each.version.id for each in saved if each.has_state][-self._keep_last :]
+        standing = {version.id for version in rows.chain(connection)}  # a lost lineage is not what a restart needs
+        states = [each.version.id for each in saved if each.has_state and each.version.id in standing]
+        newest = states[-self._keep_last :]
         best = rows.best(connection, HELD_OUT)
         released = (rows.pointer(connection, name) for name in ReleaseName)
         kept = {version.id for version in (best, *released) if version is not None} | set(newest)
