@@ -21,6 +21,7 @@ import msgspec
 from huilu import errors, loop
 from huilu.assembly.tools import Toolbox, open_tools
 from huilu.bus import feedback
+from huilu.bus.integrity import check_integrity
 from huilu.checks import preflight
 from huilu.checks.result import Check, refuse_failures
 from huilu.config import tree
@@ -223,8 +224,10 @@ async def _rounds(run: Run) -> tuple[PolicyVersion, Any]:
     await chain.seal()
     await flow.abandon()
     accounting = await run.database.read(feedback.accounting)
-    if accounting.unaccounted:
-        raise errors.Invariant(f"{accounting.unaccounted} pieces of feedback are unaccounted for")
+    num_episodes = job.rollout.episodes_per_task
+    problems = await run.database.read(lambda connection: check_integrity(connection, num_episodes))
+    if problems:
+        raise errors.Invariant(f"the books do not add up: {'; '.join(problems[:3])}")
     last = await run.database.read(lambda connection: rows.find_version(connection, job.rounds))
     return last or version, accounting
 
