@@ -74,10 +74,11 @@ def enter(jail: Jail) -> None:
         os.setsid()
         _die_with_parent()
         os.read(jail.ends.go, 1)  # until this process is in its cgroup
-        as_root = os.geteuid() == 0
+        uid, gid = os.geteuid(), os.getegid()  # in a new user namespace they read as nobody's until they are mapped
+        as_root = uid == 0
         linux.unshare(NAMESPACES if as_root else NAMESPACES | linux.CLONE_NEWUSER)
         if not as_root:
-            _map_ids(os.geteuid(), os.getegid())
+            _map_ids(uid, gid)
         init = os.fork()
         if init == 0:
             _guard(jail, lambda: _init(jail, as_root))
@@ -115,6 +116,7 @@ def _init(jail: Jail, as_root: bool) -> None:
 
 def _execute(jail: Jail) -> None:
     """Become the program."""
+    os.setsid()  # else `killpg(0)` would reach init and outer, where they have its user
     ends, limits = jail.ends, jail.program
     sources = (ends.stdin, ends.stdout, ends.stderr, *ends.channels)
     # Out of the way first: a target may be another's source.
@@ -140,21 +142,24 @@ def _execute(jail: Jail) -> None:
     seccomp.install(jail.filter)
     python = str(Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}")
     environment = {"PATH": "/usr/bin:/bin", "HOME": WORK, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-    os.execve(python, [python, "-I", "-S", "-B", f"{WORK}/{jail.entry}"], environment)  # noqa: S606
+    os.execve(python, [python, "-s", "-P", "-S", "-B", f"{WORK}/{jail.entry}"], environment)  # noqa: S606
 
 
 def _build_root(jail: Jail) -> None:
     """A new root in memory: the system read-only, a small /dev, this pid namespace's /proc, and writable work space."""
+    os.umask(0o022)  # the host's may be stricter, and the program is another user
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     root = jail.scratch
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=1m")
     for path in (*SYSTEM, sys.base_prefix):
         _show(Path(path), root)
+    _hide_packages(root)
     for device in DEVICES:
         target = Path(root, "dev", device)
         target.parent.mkdir(exist_ok=True)
         target.touch()
         linux.mount(f"/dev/{device}", str(target), flags=linux.MS_BIND)
+    Path(root, "dev/shm").symlink_to("/tmp")  # noqa: S108 - named semaphores count as files of the jail
     Path(root, "proc").mkdir()
     # Writable, since the ids of the user namespace are mapped through it; to nobody it grants nothing.
     linux.mount("proc", f"{root}/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
@@ -191,6 +196,15 @@ def _show(path: Path, root: str) -> None:
     kept = os.statvfs(target).f_flag & (linux.MS_NODEV | linux.MS_NOEXEC)  # locked flags of the host's mount must stay
     flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | kept
     linux.mount("none", str(target), flags=flags)
+
+
+def _hide_packages(root: str) -> None:
+    """Cover installed packages: among them may be a data set, with the answers that the program is judged by."""
+    flags = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+    for library in sorted({"/usr/lib", "/usr/lib64", "/usr/local/lib", f"{sys.base_prefix}/lib"}):
+        for pattern in ("python*/site-packages", "python*/dist-packages"):
+            for folder in Path(root + library).glob(pattern):
+                linux.mount("tmpfs", str(folder), "tmpfs", flags, "size=4k")
 
 
 def _map_ids(uid: int, gid: int) -> None:
