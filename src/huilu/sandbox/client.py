@@ -35,6 +35,7 @@ class SandboxClient:
         self._slots = asyncio.Semaphore(settings.concurrency or os.cpu_count() or 1)
         self._starting = asyncio.Lock()
         self._supervised: Supervised | None = None
+        self._closed = False
 
     async def run(self, program: Program) -> RunResult:
         """Run a program as it stands."""
@@ -43,11 +44,12 @@ class SandboxClient:
     async def check(self, program: Program, check: str) -> RunResult:
         """Define what `program.source` defines in one jail, test it from another; AC only by the test's own word."""
         return await self._ask(
-            program, lambda supervised, limited, timeout_s: supervised.check(limited, check, timeout_s)
+            program, lambda supervised, limited, timeout_s: supervised.check(limited, _encodable(check), timeout_s)
         )
 
     async def close(self) -> None:
-        """End the supervisor and every run."""
+        """End the supervisor and every run; those under way fail."""
+        self._closed = True
         if self._supervised is not None:
             await self._supervised.close()
             self._supervised = None
@@ -78,6 +80,8 @@ class SandboxClient:
 
     async def _ready(self) -> Supervised:
         async with self._starting:
+            if self._closed:
+                raise errors.SandboxFailed("its client was closed")
             if self._supervised is None:
                 found = await asyncio.to_thread(require, self._settings.level)
                 self._supervised = await Supervised.launch(found.level)
@@ -91,14 +95,20 @@ class SandboxClient:
                 await supervised.close()
 
     def _limited(self, program: Program) -> Program:
-        """The program under the job's limits. Raises Usage for files outside the work folder."""
-        for name in program.files:
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts or "\0" in name:
-                raise errors.Usage(f"a file called {name!r}", expected="a path inside the work folder")
+        """The program under the job's limits. Raises Usage for files that cannot be placed in the work folder."""
         settings = self._settings
+        paths = {name: PurePosixPath(name) for name in program.files}
+        folders = {folder for path in paths.values() for folder in path.parents}
+        for name, path in paths.items():
+            if path.is_absolute() or ".." in path.parts or "\0" in name or path in folders or not path.name:
+                raise errors.Usage(f"a file called {name!r}", expected="a path inside the work folder, of no folder")
+        size_bytes = sum(len(content) for content in program.files.values())
+        if size_bytes > settings.disk_bytes:
+            raise errors.Usage(f"files of {size_bytes} bytes", expected=f"at most {settings.disk_bytes}")
         return msgspec.structs.replace(
             program,
+            source=_encodable(program.source),
+            stdin=_encodable(program.stdin),
             wall_s=settings.wall_s,
             cpu_s=settings.cpu_s,
             memory_bytes=settings.memory_bytes,
@@ -106,3 +116,8 @@ class SandboxClient:
             disk_bytes=settings.disk_bytes,
             processes=settings.processes,
         )
+
+
+def _encodable(text: str) -> str:
+    """The text with its lone surrogates, which no encoding carries, as escapes: the same in a string literal."""
+    return text.encode("utf-8", "backslashreplace").decode()

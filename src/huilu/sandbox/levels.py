@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -35,7 +36,8 @@ def detect() -> Isolation:
     """The best level here, each tried with a real program, best first."""
     missing: list[str] = []
     for level in reversed(ORDER[1:]):
-        problem = asyncio.run(_try(level))
+        with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop running; this needs its own
+            problem = thread.submit(asyncio.run, _try(level)).result()
         if problem is None:
             return Isolation(level=level, missing=tuple(missing))
         missing.append(f"{level}: {problem}")
