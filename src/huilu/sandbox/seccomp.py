@@ -70,7 +70,8 @@ MACHINES = {
             *(227, 159, 305, 164),  # clock_settime, adjtimex, clock_adjtime, settimeofday
             *(237, 238, 239, 256, 279),  # mbind, set_mempolicy, get_mempolicy, migrate_pages, move_pages
             *(438, 434),  # pidfd_getfd, pidfd_open
-            *(440, 443, 447),  # process_madvise, quotactl_fd, memfd_secret
+            *(440, 443),  # process_madvise, quotactl_fd
+            *(319, 447, 29, 68, 240),  # memfd_create, memfd_secret, shmget, msgget, mq_open: memory of no process
         ),
     ),
     "aarch64": Machine(
@@ -93,7 +94,8 @@ MACHINES = {
             *(112, 171, 266, 170),  # clock_settime, adjtimex, clock_adjtime, settimeofday
             *(235, 237, 236, 238, 239),  # mbind, set_mempolicy, get_mempolicy, migrate_pages, move_pages
             *(438, 434),  # pidfd_getfd, pidfd_open
-            *(440, 443, 447),  # process_madvise, quotactl_fd, memfd_secret
+            *(440, 443),  # process_madvise, quotactl_fd
+            *(279, 447, 194, 186, 180),  # memfd_create, memfd_secret, shmget, msgget, mq_open: memory of no process
         ),
     ),
 }
