@@ -20,6 +20,8 @@ from huilu.sandbox.cgroups import Groups
 CHUNK_BYTES = 1 << 16
 GRACE_BYTES = 1 << 20
 """Address space beyond the limit for the interpreter's own mappings, where no cgroup counts memory."""
+FULL = (b"[Errno 11]", b"can't start new thread")
+"""What Python says when a limit of processes stops a fork or a thread."""
 
 
 class Cell:
@@ -120,8 +122,9 @@ class Cell:
     def finish(self, level: str) -> RunResult:
         """End and reap everything; the result."""
         wall_s = self._monotonic() - self._started
-        self._cut = not self.ended
-        self.kill()
+        if not self.ended:  # else init goes by itself, and its process id may already be another's
+            self._cut = True
+            self.kill()
         _, _, usage = os.wait4(self.pid, 0)
         for descriptor in list(self.pipes):
             while self.pipes.get(descriptor) and self._drain(descriptor):
@@ -176,12 +179,22 @@ class Cell:
                 "MLE",
                 f"more than {program.memory_bytes} bytes of memory",
             ),
-            (groups is not None and groups.was_full(self.name), "PLE", f"more than {program.processes} processes"),
+            (self._was_full(), "PLE", f"more than {program.processes} processes"),
             (self._late, "TLE", f"not done after {program.wall_s:g} s"),
         ):
             if met:
                 return verdict, note
         return None
+
+    def _was_full(self) -> bool:
+        """Whether a fork failed at the limit: the group's word, or what a program says that did not end well.
+
+        It may say so anywhere in its output: the forks of a bomb write over one another.
+        """
+        if self._groups is not None and self._groups.was_full(self.name):
+            return True
+        stderr = self._output["stderr"]
+        return self._told.get(b"w") != 0 and any(word in stderr for word in FULL)
 
     def _signalled(self, number: int, cpu_s: float) -> tuple[str, str]:
         if number in (signal.SIGXCPU, signal.SIGKILL) and cpu_s >= self.program.cpu_s:
@@ -200,8 +213,6 @@ class Cell:
             ("[Errno 27]", "DLE"),
             ("[Errno 28]", "DLE"),
             ("[Errno 122]", "DLE"),
-            ("[Errno 11]", "PLE"),
-            ("can't start new thread", "PLE"),
         ):
             if word in said:
                 return verdict, said[:200]

@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -59,7 +58,8 @@ class Supervisor:
         self._groups = Groups() if level == "full" else None
         self._filter = seccomp.for_this_machine()
         for dead in dead_owners(Path(tempfile.gettempdir()), SCRATCH):
-            shutil.rmtree(dead, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                dead.rmdir()  # its roots were mounted in namespaces that are gone
         self._scratch = tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-")
         self._selector = selectors.DefaultSelector()
         self._jobs: list[Job] = []

@@ -46,8 +46,8 @@ def _verdict(examiner: RunResult, candidate: RunResult, outcome: Outcome | None)
         return VERDICTS[outcome.kind], ": ".join(part for part in (NOTES.get(outcome.kind, ""), outcome.text) if part)
     if examiner.verdict in ("TLE", "SBX"):
         return examiner.verdict, examiner.note
-    if candidate.verdict == "AC":
-        return "INC", "the program ended before the test did"
-    if outcome is not None or candidate.verdict != "SBX":
+    if candidate.verdict not in ("AC", "INC"):
         return candidate.verdict, candidate.note
-    return "INC", f"the test did not end: {examiner.note}"
+    if outcome is None:
+        return "INC", f"the test did not end: {examiner.note}"
+    return "INC", outcome.text or "the program ended, or hung up, before the test did"

@@ -11,6 +11,10 @@ UNRAISABLE = (StopIteration, StopAsyncIteration)
 """Would end a loop of the test's early, and with it what it asserts."""
 
 
+answers = []
+"""Which functions of the candidate answered, in order."""
+
+
 class CandidateRaised(Exception):  # noqa: N818
     """The candidate's function raised what is no builtin exception."""
 
@@ -31,6 +35,7 @@ def call(name, positional, keywords):
         kind, text = receive(3)
         if kind == "odd":
             end("odd", str(text))
+        answers.append(name)
         if kind == "value":
             return decode(text)
         error = raised(*text)
@@ -85,6 +90,8 @@ def main():
         end("failed", str(error))
     except Exception as error:  # noqa: BLE001 - whatever it was, the test did not pass
         end("raised", f"{type(error).__name__}: {error}")
+    if not answers:
+        end("gone", "the test never asked the program anything")
     end("passed")
 
 
