@@ -221,8 +221,8 @@ class Sandbox(Section, frozen=True):
     """Limits of one run of untrusted code."""
 
     level: Annotated[
-        Literal["full", "userns", "landlock", "unsafe"],
-        Meta(description="Least isolation accepted; `unsafe` runs code with none"),
+        Literal["full", "userns"],
+        Meta(description="Least isolation accepted; below it a job that runs code is refused"),
     ] = "userns"
     wall_s: Annotated[Seconds, Meta(description="Wall time, seconds")] = 10.0
     cpu_s: Annotated[Seconds, Meta(description="CPU time, seconds")] = 10.0
