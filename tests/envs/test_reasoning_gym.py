@@ -95,5 +95,17 @@ def test_wrong_settings_are_refused_with_the_nearest_right_one(params: dict[str,
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(errors.BadConfig, match=r"pip install 'huilu\[tasks\]' .*pycosat needs a C compiler"):
+    with pytest.raises(errors.BadConfig, match=r"pip install 'huilu\[tasks\]'; without a C compiler"):
         build_environment("reasoning_gym", {"dataset": "chain_sum"})
+
+
+def test_without_a_compiler_only_the_puzzles_that_need_pycosat_fail() -> None:
+    program = (
+        "import importlib.util as u, sys; real = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'pycosat' else real(name, *more)\n"
+        "from huilu.envs.registry import build_environment\n"
+        "env = build_environment('reasoning_gym', {'dataset': 'chain_sum', 'size': 3})\n"
+        "print(len(env), sys.modules['pycosat'].__doc__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("3 not installed")

@@ -34,12 +34,14 @@ def test_pieces_add_up_to_the_decoded_text_for_any_ids(
     text=st.text(alphabet="ab \n回é🙂", max_size=30),
     stop=st.lists(st.text(alphabet="ab \n回🙂", min_size=1, max_size=4), max_size=3),
 )
-def test_the_text_ends_at_the_first_stop_string(tokenizer: Tokenizer, text: str, stop: list[str]) -> None:
+def test_the_text_ends_where_the_stop_string_that_is_complete_first_begins(
+    tokenizer: Tokenizer, text: str, stop: list[str]
+) -> None:
     stream = TextStream(tokenizer, stop)
     given_out = "".join([*_feed_singly(stream, tokenizer.encode(text)), stream.finish()])
-    ends = [text.find(word) for word in stop if word in text]
-    assert given_out == stream.text == (text[: min(ends)] if ends else text)
-    assert (stream.stopped is not None) == bool(ends)
+    hits = [(text.find(word) + len(word), text.find(word)) for word in stop if word in text]
+    assert given_out == stream.text == (text[: min(hits)[1]] if hits else text)
+    assert (stream.stopped is not None) == bool(hits)
 
 
 def test_a_character_appears_only_when_all_its_bytes_are_there(tokenizer: Tokenizer) -> None:

@@ -71,7 +71,8 @@ class TextStream:
     def _search(self, *, final: bool) -> None:
         found = [(at, word) for word in self._stop if (at := self._decoded.find(word, len(self.text))) >= 0]
         if found:
-            at, self.stopped = min(found, key=lambda hit: hit[0])
+            # The one that is complete first, whatever its beginning: how text is cut into tokens must not matter.
+            at, self.stopped = min(found, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
             self.text = self._decoded[:at]
         else:
             held = 0 if final else self._undecided()
