@@ -60,36 +60,40 @@ class KvCache:
     ) -> None:
         self.block_size, self.num_blocks = block_size, num_blocks
         self.dtype, self.device = dtype, device
-        shape = (spec.num_layers, 2, num_blocks * block_size, spec.num_kv_heads, spec.head_size)
-        self._pages_L2SKd = _lazy_zeros(shape, dtype, device)
+        token = (spec.num_kv_heads, spec.head_size)
+        pages = _lazy_zeros((spec.num_layers, 2, num_blocks, block_size, *token), dtype, device)
+        self._pages = pages
+        # The same memory by slot and by block, keys and values of each layer: a view costs as much as a small product.
+        self._slots = [tuple(layer.flatten(1, 2)) for layer in pages]
+        self._blocks = [tuple(layer.flatten(2)) for layer in pages]
         self._scratch = torch.empty(0, dtype=dtype, device=device)
+        self._token = token
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy whole blocks, all at once (a target may be another copy's source)."""
-        num_layers, _, _, *token = self._pages_L2SKd.shape
-        pages = self._pages_L2SKd.view(num_layers, 2, self.num_blocks, self.block_size, *token)
         sources = torch.tensor([copy.source for copy in copies], device=self.device)
         targets = torch.tensor([copy.target for copy in copies], device=self.device)
-        pages[:, :, targets] = pages[:, :, sources]
+        self._pages[:, :, targets] = self._pages[:, :, sources]
 
     def write(self, layer: int, slots_T: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> None:
-        self._pages_L2SKd[layer, 0].index_copy_(0, slots_T, k_TKd)
-        self._pages_L2SKd[layer, 1].index_copy_(0, slots_T, v_TKd)
+        """Store the keys and values of T tokens in their slots."""
+        k_SKd, v_SKd = self._slots[layer]
+        k_SKd.index_copy_(0, slots_T, k_TKd)
+        v_SKd.index_copy_(0, slots_T, v_TKd)
 
     def read(self, layer: int, blocks_CN: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of C rows of N blocks, [C, K, L, d] each. Valid until the next `read`."""
-        pages = self._pages_L2SKd[layer].view(2, self.num_blocks, -1)
-        shape = (blocks_CN.numel(), pages.shape[2])
+        k_blocks, v_blocks = self._blocks[layer]
+        shape = (2, blocks_CN.numel(), k_blocks.shape[1])
         size = math.prod(shape)
-        if self._scratch.numel() < 2 * size:
-            self._scratch = self._scratch.new_empty(2 * size)
-        found = []
-        for which in range(2):
-            out = self._scratch[which * size : (which + 1) * size].view(shape)
-            torch.index_select(pages[which], 0, blocks_CN.view(-1), out=out)
-            tokens_CLKd = out.view(blocks_CN.shape[0], -1, *self._pages_L2SKd.shape[3:])
-            found.append(tokens_CLKd.transpose(1, 2))
-        return found[0], found[1]
+        if self._scratch.numel() < size:
+            self._scratch = self._scratch.new_empty(size)
+        found = self._scratch[:size].view(shape)
+        blocks = blocks_CN.view(-1)
+        torch.index_select(k_blocks, 0, blocks, out=found[0])
+        torch.index_select(v_blocks, 0, blocks, out=found[1])
+        k_CKLd, v_CKLd = found.view(2, len(blocks_CN), -1, *self._token).transpose(2, 3)
+        return k_CKLd, v_CKLd
 
 
 class _Rows(NamedTuple):
