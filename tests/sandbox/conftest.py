@@ -19,6 +19,7 @@ from huilu.sandbox.client import SandboxClient
 from huilu.sandbox.daemon import SCRATCH
 from huilu.telemetry import Telemetry
 
+STEP_S, PATIENCE_S = 0.02, 20.0
 T = TypeVar("T")
 LIMITS = tree.Sandbox(
     wall_s=1.5, cpu_s=1.0, memory_bytes=128 << 20, output_bytes=1 << 16, disk_bytes=8 << 20, processes=8, concurrency=4
@@ -72,3 +73,22 @@ def nothing_is_left_behind() -> Iterator[None]:
     yield
     run("pass")
     assert leftovers() == []
+
+
+def alive(name: str) -> list[int]:
+    """The host's processes that gave themselves this name."""
+    found = []
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if comm.read_text().strip() == name:
+                found.append(int(comm.parent.name))
+        except OSError:  # it ended while we looked
+            continue
+    return found
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Return once it is true; fail when it does not become so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(STEP_S)

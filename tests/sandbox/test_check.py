@@ -15,7 +15,7 @@ from tests.sandbox.conftest import LIMITS, check, with_sandbox
 
 TEST = "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(2) == 3\ncheck(f)"
 RIGHT = "def f(x): return x + 1"
-CHEATS = {
+CHEATS = {  # an answer and its verdict, or those that depend on which side sees the end first
     "exits at import": ("import sys; sys.exit(0)", "INC"),
     "exits in the call": ("def f(x):\n  import os; os._exit(0)", "INC"),
     "raises SystemExit": ("def f(x): raise SystemExit(0)", "INC"),
@@ -36,10 +36,10 @@ CHEATS = {
     "writes its own verdict": (
         "import os\nfor n in range(3, 12):\n"
         '  try: os.write(n, b\'\\0\\0\\0\\x0e["passed", ""]\')\n  except OSError: pass\ndef f(x): return 0',
-        "INC",
+        "INC RE",
     ),
     "closes its channel": ("import os\nos.closerange(3, 99)\ndef f(x): return 2", "RE"),
-    "answers garbage": ("import os\ndef f(x):\n  os.write(4, b'\\xff' * 100)\n  return 2", "INC"),
+    "answers garbage": ("import os\ndef f(x):\n  os.write(4, b'\\xff' * 100)\n  return 2", "INC RE"),
     "never answers": ("def f(x):\n  while True: pass", "TLE"),
     "is not there": ("x = 1", "RE"),
     "raises": ("def f(x): raise ValueError('no')", "RE"),
@@ -60,7 +60,7 @@ def test_no_trick_passes() -> None:
     results = check(*((source, TEST) for source, _ in CHEATS.values()))
     found = {name: result.verdict for name, result in zip(CHEATS, results, strict=True)}
     assert "AC" not in found.values()
-    assert found == {name: verdict for name, (_, verdict) in CHEATS.items()}
+    assert {name: found[name] for name, (_, allowed) in CHEATS.items() if found[name] not in allowed.split()} == {}
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ from huilu.sandbox.outcome import Outcome, judge
 
 LEVELS = ("full", "userns")
 TICK_S = 0.02
+GRACE_S = 0.25
+"""What a candidate may take to end by itself once its examiner is done: how it ended may be why."""
 SCRATCH = "huilu-jail-"
 
 
@@ -48,6 +50,15 @@ class Job:
 
     def __init__(self, call_id: int, cells: list[Cell], answer: Callable[[list[RunResult]], RunResult]) -> None:
         self.call_id, self.cells, self.answer = call_id, cells, answer
+        self._over_at: float | None = None
+
+    def settled(self, now: float) -> bool:
+        """Whether the last cell, which decides, has ended, and the others have too or had their time to."""
+        if not self.cells[-1].ended:
+            return False
+        if self._over_at is None:
+            self._over_at = now
+        return now - self._over_at >= GRACE_S or all(cell.ended for cell in self.cells)
 
 
 class Supervisor:
@@ -91,7 +102,7 @@ class Supervisor:
         for job in list(self._jobs):
             for cell in job.cells:
                 cell.expire(now)
-            if job.cells[-1].ended:
+            if job.settled(now):
                 self._finish(job)
         if now - self._beaten_at >= wire.BEAT_S:
             self._beaten_at = now

@@ -1,0 +1,158 @@
+"""Sandboxes on other machines and in other hands: an ordinary user, a strict umask, no namespaces, no groups."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from huilu import errors
+from huilu.core.generation import Program, RunResult
+from huilu.sandbox import levels
+from huilu.sandbox.client import SandboxClient
+from huilu.sandbox.supervised import Supervised
+from tests.sandbox.conftest import alive, check, run, until, with_sandbox
+
+SOMEBODY = 65533
+SLEEPS = "import time; time.sleep(1e9)"
+BOMBS = {
+    "MLE": "kept = []\nwhile True: kept.append(bytearray(1 << 20))",
+    "TLE": "while True: pass",
+    "DLE": "file = open('/tmp/f', 'wb')\nwhile True: file.write(b'x' * 10**5)",
+    "AC": "print('fine')",
+}
+AS_SOMEBODY = """
+import asyncio
+from huilu.core.generation import Program
+from huilu.sandbox.supervised import Supervised
+async def main():
+    supervised = await Supervised.launch("userns")
+    print(await supervised.run(Program(source="import os; print(os.getuid())"), 30.0))
+    await supervised.close()
+asyncio.run(main())
+"""
+WITHOUT_NAMESPACES = """
+from huilu import errors
+from huilu.sandbox import levels, seccomp
+seccomp.install(seccomp.for_this_machine())
+print(levels.detect())
+try: levels.require("userns")
+except errors.IsolationRefused as error: print(error.exit_status)
+"""
+
+
+def test_an_ordinary_user_gets_namespaces_too() -> None:
+    """As root, this becomes somebody else first; run by anybody else, every test in this folder shows it."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: the other tests are this one")
+    pythons = (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}")
+    python = next((path for path in pythons if for_everybody(path)), None)
+    if python is None:
+        pytest.skip("no Python of this version that everybody may run")
+    packages = [str(Path(levels.__file__).parents[2]), *(path for path in sys.path if path.endswith("site-packages"))]
+    done = subprocess.run(
+        [python, "-B", "-c", AS_SOMEBODY],
+        user=SOMEBODY,
+        group=SOMEBODY,
+        extra_groups=[],
+        cwd="/",
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(packages)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "ModuleNotFoundError" in done.stderr:
+        pytest.skip("the packages cannot be read by everybody")
+    assert "verdict='AC'" in done.stdout, done
+
+
+def for_everybody(path: str) -> bool:
+    """Whether everybody may go to this file."""
+    file = Path(path).resolve()
+    return file.exists() and all(place.stat().st_mode & stat.S_IXOTH for place in (file, *file.parents))
+
+
+def test_a_strict_umask_hides_nothing_from_the_program() -> None:
+    before = os.umask(0o077)
+    try:
+        (result,) = run("print(1)")
+    finally:
+        os.umask(before)
+    assert result.verdict == "AC"
+
+
+def test_a_machine_without_namespaces_is_refused_and_says_what_is_missing() -> None:
+    """The filter of a jail is much like a container's: under it, no jail can be made."""
+    command = [sys.executable, "-c", WITHOUT_NAMESPACES]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "level='refused'" in said
+    assert "not permitted" in said
+    assert said.endswith("\n4\n")
+
+
+def test_without_control_groups_limits_still_hold() -> None:
+    async def work() -> list[RunResult]:
+        supervised = await Supervised.launch("userns")
+        small: dict[str, Any] = {"memory_bytes": 128 << 20, "disk_bytes": 8 << 20, "wall_s": 1.0}
+        try:
+            return [await supervised.run(Program(source=source, **small), 30.0) for source in BOMBS.values()]
+        finally:
+            await supervised.close()
+
+    results = asyncio.run(work())
+    assert [(result.verdict, result.isolation) for result in results] == [(verdict, "userns") for verdict in BOMBS]
+
+
+def test_levels_can_be_asked_for_while_an_event_loop_runs() -> None:
+    levels.detect.cache_clear()
+
+    async def asks() -> str:
+        return levels.require("userns").level
+
+    assert asyncio.run(asks()) in levels.ORDER
+
+
+def test_a_test_that_never_asked_the_program_proves_nothing() -> None:
+    (result,) = check(("", "assert sum([1, 2]) == 3"))
+    assert result.verdict == "INC"
+
+
+@pytest.mark.parametrize("files", [{"": b""}, {".": b""}, {"a": b"", "a/b": b""}, {"big": bytes(9 << 20)}])
+def test_files_that_cannot_be_placed_are_the_callers_mistake(files: dict[str, bytes]) -> None:
+    with pytest.raises(errors.Usage):
+        with_sandbox(lambda client: client.run(Program(source="1", files=files)))
+
+
+def test_a_closed_client_fails_its_runs_at_once_and_starts_nothing_more() -> None:
+    async def work(client: SandboxClient) -> None:
+        task = asyncio.create_task(client.run(Program(source=SLEEPS)))
+        await until(lambda: client._supervised is not None)
+        await asyncio.sleep(0.3)  # the program starts
+        await client.close()
+        with pytest.raises(errors.SandboxFailed, match="closed"):
+            await task
+
+    with_sandbox(work)
+
+
+def test_jails_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
+    name = f"hl{os.getpid()}"
+    program = f"open('/proc/self/comm', 'w').write({name!r})\n{SLEEPS}"
+    source = (
+        "import asyncio\nfrom huilu.config import tree\nfrom huilu.core.generation import Program\n"
+        "from huilu.sandbox.client import SandboxClient\nfrom huilu.telemetry import Telemetry\n"
+        "client = SandboxClient(tree.Sandbox(wall_s=100.0), Telemetry())\n"
+        f"asyncio.run(client.run(Program(source={program!r})))\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", source], env=environment, stderr=subprocess.DEVNULL) as client:
+        asyncio.run(until(lambda: bool(alive(name))))
+        client.kill()
+    asyncio.run(until(lambda: not alive(name) and not list(tmp_path.iterdir())))
