@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 
 from huilu.core.generation import Program, RunResult
-from huilu.sandbox import jail
+from huilu.sandbox import jail, usage
 from huilu.sandbox.cgroups import Groups
 
 CHUNK_BYTES = 1 << 16
+LOOK_S = 0.1
+"""Between looks at what a jail's processes hold, where no control group counts it."""
 GRACE_BYTES = 1 << 20
 """Address space beyond the limit for the interpreter's own mappings, where no cgroup counts memory."""
 FULL = (b"[Errno 11]", b"can't start new thread")
@@ -41,7 +43,8 @@ class Cell:
         self.name, self.program = name, program
         self._groups, self._monotonic = groups, monotonic
         self._output = {"stdout": bytearray(), "stderr": bytearray()}
-        self._over, self._late, self._cut = False, False, False
+        self._over, self._late, self._heavy, self._cut = False, False, False, False
+        self._used, self._look_at = usage.Usage(0, 0.0), 0.0
         self._told: dict[bytes, int] = {}
         self._started = monotonic()
         self.deadline = self._started + program.wall_s
@@ -108,11 +111,24 @@ class Cell:
         """The program is gone, by its own doing or ours; pipes that others inside hold open do not count."""
         return b"w" in self._told or b"e" in self._told or "status" not in self.pipes.values()
 
-    def expire(self, now: float) -> None:
-        """Kill it when its time is up."""
-        if now >= self.deadline and not self.ended:
-            self._late = True
+    def attend(self, now: float) -> None:
+        """Kill it when its time is up, or where nobody else counts, when its processes together hold too much."""
+        if self.ended:
+            return
+        self._late = now >= self.deadline
+        if self._late or (self._groups is None and now >= self._look_at):
+            self._look(now)
+        if self._late or self._heavy:
             self.kill()
+
+    def _look(self, now: float) -> None:
+        init = self._told.get(b"p")
+        if init is None:  # it is still being made
+            return
+        self._look_at = now + LOOK_S
+        seen = usage.of_jail(init)
+        self._used = usage.Usage(max(seen.memory_bytes, self._used.memory_bytes), seen.cpu_s)
+        self._heavy = self._groups is None and seen.memory_bytes > self.program.memory_bytes
 
     def kill(self) -> None:
         """Kill all that is inside: init's death takes the pid namespace with it."""
@@ -125,12 +141,14 @@ class Cell:
         if not self.ended:  # else init goes by itself, and its process id may already be another's
             self._cut = True
             self.kill()
-        _, _, usage = os.wait4(self.pid, 0)
+        _, _, reaped = os.wait4(self.pid, 0)
+        cpu_s = max(reaped.ru_utime + reaped.ru_stime, self._used.cpu_s)  # the killed are in the latter alone
         for descriptor in list(self.pipes):
             while self.pipes.get(descriptor) and self._drain(descriptor):
                 pass
-        verdict, note = self._verdict(usage.ru_utime + usage.ru_stime)
-        peak_bytes = self._groups.peak_bytes(self.name) if self._groups is not None else usage.ru_maxrss * 1024
+        verdict, note = self._verdict(cpu_s)
+        largest_bytes = max(reaped.ru_maxrss * 1024, self._used.memory_bytes)
+        peak_bytes = self._groups.peak_bytes(self.name) if self._groups is not None else largest_bytes
         status = self._told.get(b"w")
         result = RunResult(
             verdict=verdict,
@@ -140,7 +158,7 @@ class Cell:
             stderr=self._output["stderr"].decode("utf-8", "backslashreplace"),
             truncated=self._over,
             wall_s=wall_s,
-            cpu_s=usage.ru_utime + usage.ru_stime,
+            cpu_s=cpu_s,
             peak_bytes=peak_bytes,
             isolation=level,
             note=note,
@@ -175,7 +193,7 @@ class Cell:
         for met, verdict, note in (
             (self._over, "OLE", f"more than {program.output_bytes} bytes of output"),
             (
-                groups is not None and groups.ran_out(self.name),
+                self._heavy or (groups is not None and groups.ran_out(self.name)),
                 "MLE",
                 f"more than {program.memory_bytes} bytes of memory",
             ),

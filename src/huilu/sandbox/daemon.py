@@ -101,7 +101,7 @@ class Supervisor:
         now = time.monotonic()
         for job in list(self._jobs):
             for cell in job.cells:
-                cell.expire(now)
+                cell.attend(now)
             if job.settled(now):
                 self._finish(job)
         if now - self._beaten_at >= wire.BEAT_S:
