@@ -37,6 +37,28 @@ async def main():
     await supervised.close()
 asyncio.run(main())
 """
+WITH_A_MOUNT_INSIDE = """
+import asyncio
+from pathlib import Path
+from huilu.core.generation import Program
+from huilu.sandbox import linux
+from huilu.sandbox.supervised import Supervised
+linux.unshare(linux.CLONE_NEWNS)
+linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+linux.mount("tmpfs", "/usr/src", "tmpfs", options="mode=1777")
+Path("/usr/src/there").touch()
+TRIES = '''
+import os
+print(os.listdir("/usr/src"))
+try: open("/usr/src/planted", "w")
+except OSError as error: print(error.strerror)
+'''
+async def main():
+    supervised = await Supervised.launch("userns")
+    print((await supervised.run(Program(source=TRIES), 30.0)).stdout)
+    await supervised.close()
+asyncio.run(main())
+"""
 WITHOUT_NAMESPACES = """
 from huilu import errors
 from huilu.sandbox import levels, seccomp
@@ -108,6 +130,45 @@ def test_without_control_groups_limits_still_hold() -> None:
 
     results = asyncio.run(work())
     assert [(result.verdict, result.isolation) for result in results] == [(verdict, "userns") for verdict in BOMBS]
+
+
+def test_what_is_mounted_inside_a_system_folder_is_read_only_too() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount for this test")
+    command = [sys.executable, "-c", WITH_A_MOUNT_INSIDE]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said == "['there']\nRead-only file system\n\n"
+
+
+def test_memory_of_many_processes_counts_together_without_control_groups() -> None:
+    """Each holds less than the limit, all of them far more."""
+    source = (
+        "import os, time\n"
+        "for _ in range(8):\n  if os.fork() == 0:\n    x = bytearray(60 << 20); x[::4096] = b'x' * len(x[::4096])\n"
+        "    time.sleep(3); os._exit(0)\n"
+        "time.sleep(3)"
+    )
+    result = at_userns(Program(source=source, memory_bytes=128 << 20, wall_s=5.0))
+    assert result.verdict == "MLE", result
+
+
+def test_cpu_time_of_a_run_that_was_killed_is_counted() -> None:
+    spins, sleeps = (at_userns(Program(source=source, wall_s=0.8)) for source in (BOMBS["TLE"], SLEEPS))
+    assert (spins.verdict, sleeps.verdict) == ("TLE", "TLE")
+    assert spins.cpu_s > 2 * sleeps.cpu_s
+
+
+def at_userns(program: Program) -> RunResult:
+    """The program's result at level userns, whatever this machine could do better."""
+
+    async def work() -> RunResult:
+        supervised = await Supervised.launch("userns")
+        try:
+            return await supervised.run(program, 30.0)
+        finally:
+            await supervised.close()
+
+    return asyncio.run(work())
 
 
 def test_levels_can_be_asked_for_while_an_event_loop_runs() -> None:

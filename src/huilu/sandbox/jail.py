@@ -12,8 +12,10 @@ which the program does not have.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import re
 import resource
 import signal
 import struct
@@ -37,6 +39,8 @@ NAMESPACES = (
     | linux.CLONE_NEWCGROUP
 )
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/lib32")
+INSTALLATION = ("bin", "lib", "lib64")
+"""What a program sees of the Python installation: beside these there may be other environments, and packages."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 INODES = 4096
 MAX_FILES = 64
@@ -129,7 +133,7 @@ def _execute(jail: Jail) -> None:
         (resource.RLIMIT_CPU, int(limits.cpu_s) + 1, int(limits.cpu_s) + 2),
         (resource.RLIMIT_FSIZE, limits.disk_bytes, limits.disk_bytes),
         (resource.RLIMIT_NOFILE, MAX_FILES, MAX_FILES),
-        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_CORE, 1, 1),  # at 0 the kernel still starts a handler that the host may have; at 1 nothing
         (resource.RLIMIT_STACK, STACK_BYTES, STACK_BYTES),
     ):
         resource.setrlimit(limit, (soft, hard))
@@ -151,8 +155,9 @@ def _build_root(jail: Jail) -> None:
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     root = jail.scratch
     linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=1m")
-    for path in (*SYSTEM, sys.base_prefix):
+    for path in (*SYSTEM, *(f"{sys.base_prefix}/{part}" for part in INSTALLATION)):
         _show(Path(path), root)
+    _seal(root)
     _hide_packages(root)
     for device in DEVICES:
         target = Path(root, "dev", device)
@@ -193,9 +198,24 @@ def _show(path: Path, root: str) -> None:
         return
     target.mkdir()
     linux.mount(str(path), str(target), flags=linux.MS_BIND | linux.MS_REC)
-    kept = os.statvfs(target).f_flag & (linux.MS_NODEV | linux.MS_NOEXEC)  # locked flags of the host's mount must stay
-    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | kept
-    linux.mount("none", str(target), flags=flags)
+
+
+def _seal(root: str) -> None:
+    """Make every mount below read-only: what is mounted inside a bound folder has flags of its own."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        options = fields[5].split(",")
+        if not place.startswith(f"{root}/"):
+            continue
+        flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID
+        for name, flag in (("nodev", linux.MS_NODEV), ("noexec", linux.MS_NOEXEC)):
+            flags |= flag if name in options else 0  # a host's flags are locked, and must be named to stay
+        try:
+            linux.mount("none", place, flags=flags)
+        except OSError as error:
+            if error.errno != errno.EACCES:  # where this user may not go, the program may not either
+                raise
 
 
 def _hide_packages(root: str) -> None:
