@@ -82,14 +82,19 @@ class Cell:
         os.write(pipes["go"][1], b"g")
         os.close(pipes["go"][1])
 
-    def read(self, descriptor: int) -> bool:
-        """Take what a pipe holds; False once it is closed."""
+    def read(self, descriptor: int, unwatch: Callable[[int], object] = lambda _: None) -> bool:
+        """Take what a pipe holds; False once it is closed.
+
+        `unwatch` is told just before: a jail that is being forked may hold a copy, and epoll then goes on reporting a
+        descriptor that was closed first, under a number that may be another's by then.
+        """
         name = self.pipes[descriptor]
         try:
             data = os.read(descriptor, CHUNK_BYTES)
         except BlockingIOError:
             return True
         if not data:
+            unwatch(descriptor)
             os.close(descriptor)
             del self.pipes[descriptor]
             return False

@@ -141,8 +141,7 @@ class Supervisor:
         return Cell(next(self._names), program, entry, self._scratch, self._filter, self._groups, channels)
 
     def _read(self, descriptor: int, cell: Cell) -> None:
-        if not cell.read(descriptor):
-            self._selector.unregister(descriptor)
+        cell.read(descriptor, self._selector.unregister)
 
     def _finish(self, job: Job) -> None:
         for cell in job.cells:
