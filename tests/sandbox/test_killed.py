@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import random
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +15,12 @@ from huilu import errors
 from huilu.config import tree
 from huilu.core.generation import Program
 from huilu.sandbox.client import SandboxClient
+from huilu.sandbox.supervised import Supervised
 from huilu.telemetry import Telemetry
 from tests.sandbox.conftest import LIMITS, alive, until, with_sandbox
+
+MARK = "HUILU_TEST_MARK"
+SLEEPS = "import time; time.sleep(60)"
 
 
 def supervisor_of(client: SandboxClient) -> int:
@@ -49,6 +56,33 @@ def test_a_check_whose_supervisor_is_killed_is_checked_again() -> None:
         return (await task).verdict
 
     assert with_sandbox(work, tree.Sandbox(wall_s=20.0)) == "AC"
+
+
+def test_supervisors_killed_while_they_make_jails_leave_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, str(os.getpid()))
+    chance = random.Random(0)
+
+    async def work() -> None:
+        for _ in range(20):
+            supervised = await Supervised.launch("userns")
+            runs = [asyncio.create_task(supervised.run(Program(source=SLEEPS), 90.0)) for _ in range(6)]
+            await asyncio.sleep(chance.uniform(0.06, 0.16))  # the supervisor starts, then forks
+            os.kill(supervised.pid, signal.SIGKILL)
+            await asyncio.gather(*runs, return_exceptions=True)
+            await supervised.close()
+        await until(lambda: not marked())
+
+    asyncio.run(work())
+
+
+def marked() -> list[str]:
+    """The host's processes that were started with this test's mark."""
+    mark, found = f"{MARK}={os.getpid()}\0".encode(), []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environment.read_bytes() and environment.parent.name != str(os.getpid()):
+                found.append(environment.parent.name)
+    return found
 
 
 def test_runs_are_counted_by_verdict_and_timed() -> None:

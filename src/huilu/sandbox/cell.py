@@ -66,10 +66,11 @@ class Cell:
             channels=channels,
         )
         address_bytes = 0 if self._groups is not None else self.program.memory_bytes + GRACE_BYTES
+        supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                jail.enter(jail.Jail(self.program, entry, ends, scratch, filter_, address_bytes))
+                jail.enter(jail.Jail(self.program, entry, ends, scratch, filter_, supervisor, address_bytes))
             finally:
                 os._exit(1)
         for descriptor in (stdin, ends.stdout, ends.stderr, ends.status, ends.go, *channels):
@@ -82,34 +83,39 @@ class Cell:
         os.write(pipes["go"][1], b"g")
         os.close(pipes["go"][1])
 
-    def read(self, descriptor: int, unwatch: Callable[[int], object] = lambda _: None) -> bool:
-        """Take what a pipe holds; False once it is closed.
+    def read(self, descriptor: int) -> bool:
+        """Take what a pipe holds; False at its end, when it is to be dropped."""
+        size = self._take(descriptor)
+        if self._over:
+            self.kill()
+        return size != 0
 
-        `unwatch` is told just before: a jail that is being forked may hold a copy, and epoll then goes on reporting a
-        descriptor that was closed first, under a number that may be another's by then.
+    def drop(self, descriptor: int) -> None:
+        """Close a pipe, which nobody may watch any more.
+
+        A jail that is being forked may hold a copy; epoll then goes on reporting a descriptor that was closed first,
+        under a number that may be another's by then.
         """
-        name = self.pipes[descriptor]
+        os.close(descriptor)
+        del self.pipes[descriptor]
+
+    def _take(self, descriptor: int) -> int | None:
+        """How many bytes came: 0 at the end, None when there are none yet."""
         try:
             data = os.read(descriptor, CHUNK_BYTES)
         except BlockingIOError:
-            return True
-        if not data:
-            unwatch(descriptor)
-            os.close(descriptor)
-            del self.pipes[descriptor]
-            return False
+            return None
+        name = self.pipes[descriptor]
         if name == "status":
             for start in range(0, len(data) - jail.STATUS.size + 1, jail.STATUS.size):
                 what, value = jail.STATUS.unpack_from(data, start)
                 self._told[what] = value
-            return True
-        kept = self._output[name]
-        room = self.program.output_bytes - len(kept)
-        kept += data[:room]
-        if len(data) > room:
-            self._over = True
-            self.kill()
-        return True
+        else:
+            kept = self._output[name]
+            room = self.program.output_bytes - len(kept)
+            kept += data[:room]
+            self._over = self._over or len(data) > room
+        return len(data)
 
     @property
     def ended(self) -> bool:
@@ -148,9 +154,10 @@ class Cell:
             self.kill()
         _, _, reaped = os.wait4(self.pid, 0)
         cpu_s = max(reaped.ru_utime + reaped.ru_stime, self._used.cpu_s)  # the killed are in the latter alone
-        for descriptor in list(self.pipes):
-            while self.pipes.get(descriptor) and self._drain(descriptor):
+        for descriptor in list(self.pipes):  # what is left in them; their writers are dead
+            while self._take(descriptor):
                 pass
+            self.drop(descriptor)
         verdict, note = self._verdict(cpu_s)
         largest_bytes = max(reaped.ru_maxrss * 1024, self._used.memory_bytes)
         peak_bytes = self._groups.peak_bytes(self.name) if self._groups is not None else largest_bytes
@@ -171,11 +178,6 @@ class Cell:
         if self._groups is not None:
             self._groups.remove(self.name)
         return result
-
-    def _drain(self, descriptor: int) -> bool:
-        """Take one more chunk of a pipe whose writers are dead; False when it is empty."""
-        before = sum(len(kept) for kept in self._output.values()), self._over
-        return self.read(descriptor) and before != (sum(len(kept) for kept in self._output.values()), self._over)
 
     def _verdict(self, cpu_s: float) -> tuple[str, str]:
         """What the run comes to. The order matters: what the supervisor did outranks what the program says."""

@@ -141,7 +141,9 @@ class Supervisor:
         return Cell(next(self._names), program, entry, self._scratch, self._filter, self._groups, channels)
 
     def _read(self, descriptor: int, cell: Cell) -> None:
-        cell.read(descriptor, self._selector.unregister)
+        if not cell.read(descriptor):
+            self._selector.unregister(descriptor)
+            cell.drop(descriptor)
 
     def _finish(self, job: Job) -> None:
         for cell in job.cells:

@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import resource
+import select
 import signal
 import struct
 import sys
@@ -69,6 +70,7 @@ class Jail(NamedTuple):
     ends: Ends
     scratch: str
     filter: bytes
+    supervisor: int
     address_bytes: int
 
 
@@ -76,8 +78,9 @@ def enter(jail: Jail) -> None:
     """Become the outer process; never returns."""
     try:
         os.setsid()
-        _die_with_parent()
+        _die_with_supervisor(jail.supervisor)
         os.read(jail.ends.go, 1)  # until this process is in its cgroup
+        leash, held = os.pipe()
         uid, gid = os.geteuid(), os.getegid()  # in a new user namespace they read as nobody's until they are mapped
         as_root = uid == 0
         linux.unshare(NAMESPACES if as_root else NAMESPACES | linux.CLONE_NEWUSER)
@@ -85,9 +88,10 @@ def enter(jail: Jail) -> None:
             _map_ids(uid, gid)
         init = os.fork()
         if init == 0:
-            _guard(jail, lambda: _init(jail, as_root))
+            os.close(held)
+            _guard(jail, lambda: _init(jail, as_root, leash))
         _tell(jail.ends.status, b"p", init)
-        _close_all_but(())
+        _close_all_but((held,))
         os.waitpid(init, 0)
         os._exit(0)
     except OSError as error:
@@ -95,9 +99,9 @@ def enter(jail: Jail) -> None:
         os._exit(1)
 
 
-def _init(jail: Jail, as_root: bool) -> None:
+def _init(jail: Jail, as_root: bool, leash: int) -> None:
     """Build the root, shed privileges, start the program, wait for it, and end the jail with it."""
-    _die_with_parent()
+    _die_with_outer(leash)
     _build_root(jail)
     if as_root:
         os.setgroups([])
@@ -106,7 +110,7 @@ def _init(jail: Jail, as_root: bool) -> None:
         linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else its own uid_map would not be its to write
         linux.unshare(linux.CLONE_NEWUSER)
         _map_ids(INSIDE_UID, INSIDE_UID)
-        _die_with_parent()  # changing identity forgot it
+        _die_with_outer(leash)  # changing identity forgot it
     program = os.fork()
     if program == 0:
         _guard(jail, lambda: _execute(jail))
@@ -153,11 +157,12 @@ def _build_root(jail: Jail) -> None:
     """A new root in memory: the system read-only, a small /dev, this pid namespace's /proc, and writable work space."""
     os.umask(0o022)  # the host's may be stricter, and the program is another user
     linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    root = jail.scratch
-    linux.mount("tmpfs", root, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=1m")
+    linux.mount("tmpfs", jail.scratch, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=755,size=1m")
+    os.chdir(jail.scratch)
+    root = "."  # a supervisor that dies takes the folder away; by its path, the rest would be built on the host
     for path in (*SYSTEM, *(f"{sys.base_prefix}/{part}" for part in INSTALLATION)):
         _show(Path(path), root)
-    _seal(root)
+    _seal(str(Path.cwd()))
     _hide_packages(root)
     for device in DEVICES:
         target = Path(root, "dev", device)
@@ -178,7 +183,7 @@ def _build_root(jail: Jail) -> None:
         file.write_bytes(content)
         file.chmod(0o644)
     Path(root, "old").mkdir()
-    linux.pivot_root(root, f"{root}/old")
+    linux.pivot_root(root, "old")
     os.chdir("/")
     linux.unmount("/old")
     Path("/old").rmdir()
@@ -245,8 +250,18 @@ def _guard(jail: Jail, work: Callable[[], None]) -> None:
         os._exit(1)
 
 
-def _die_with_parent() -> None:
+def _die_with_supervisor(pid: int) -> None:
+    """Be killed when the supervisor dies. One that died before this was asked for is no parent any more."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != pid:
+        os._exit(1)
+
+
+def _die_with_outer(leash: int) -> None:
+    """Be killed when outer dies. One that died before this was asked for has let go of the leash."""
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if select.select([leash], [], [], 0)[0]:
+        os._exit(1)
 
 
 def _tell(status: int, what: bytes, value: int) -> None:
