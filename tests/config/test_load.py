@@ -66,10 +66,11 @@ def test_places_in_lists_and_whole_objects_can_be_set(job: Path) -> None:
 
 
 def test_numbers_are_numbers_and_words_are_words(job: Path) -> None:
-    written(job, "train: {learning_rate: 1e-5}\nrollout: {stop: [on, no]}\n")
+    written(job, "rounds: 1_000\ntrain: {learning_rate: 1e-5}\nrollout: {stop: [on, no, 010, 12:30, 2026-01-01]}\n")
     loaded = load_job(job, [], {})
+    assert loaded.job.rounds == 1000
     assert loaded.job.train.learning_rate == 1e-5
-    assert loaded.job.rollout.stop == ["on", "no"]
+    assert loaded.job.rollout.stop == ["on", "no", "010", "12:30", "2026-01-01"]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,10 @@ def test_numbers_are_numbers_and_words_are_words(job: Path) -> None:
         ("rounds=0", "rounds is 0; expected `int` >= 1"),
         ("rollout.temperature=hot", "rollout.temperature is 'hot'"),
         ("data.sources.4.env=code", "expected a place from 0 to 0"),
+        ("rounds=010", "rounds is '010'; expected `int`"),
+        ("rounds=3.5", "rounds is 3.5; expected `int`"),
+        ("train.learning_rate=1e999", "train.learning_rate is inf; expected a finite number"),
+        ("train.learning_rate=.nan", "train.learning_rate is '.nan'; expected `float`"),
         ("rounds.deep=1", "expected"),
         ("rounds", "expected KEY=VALUE"),
         ("name='Not A Name'", "name is"),

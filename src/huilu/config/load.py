@@ -6,6 +6,7 @@ repeating it. Reads nothing but the job file and the environment it is given.
 
 from __future__ import annotations
 
+import math
 import re
 import stat
 import types
@@ -24,6 +25,8 @@ PREFIX = "HUILU_"
 RESERVED = ("HUILU_CACHE", "HUILU_KILL_AT")
 """Variables of ours that are no settings."""
 HIDDEN = "…"
+SURPRISING = ("bool", "float", "int", "timestamp")
+"""Kinds of YAML 1.1 words that are read by narrower rules here: there, `no` is false, 010 is 8 and 12:30 is 750."""
 
 
 class Loaded(NamedTuple):
@@ -34,7 +37,7 @@ class Loaded(NamedTuple):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people mean it: `1e-5` is a number, `on` and `no` are words, a key twice is an error."""
+    """YAML as people mean it: `1e-5` is a number, `no`, `010` and `12:30` are words, a key twice is an error."""
 
 
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -48,18 +51,17 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern) for tag, pattern in pairs if tag not in ("tag:yaml.org,2002:bool", "tag:yaml.org,2002:float")
-    ]
+    first: [(tag, pattern) for tag, pattern in pairs if tag.removeprefix("tag:yaml.org,2002:") not in SURPRISING]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false|True|False)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.\d*|\.\d+|\d+)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf)$|^\.(nan|NaN)$"),
+    re.compile(r"^[-+]?(\d+\.\d*([eE][-+]?\d+)?|\.\d+([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$"),
     list("-+.0123456789"),
 )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 
 
 def load_job(path: Path, sets: list[str], environ: Mapping[str, str]) -> Loaded:
@@ -111,6 +113,7 @@ def convert(values: dict[str, Any], what: str) -> Job:
         train["algorithm"] = {"name": train["algorithm"]}
     _refuse_literal_secrets(values.get("secrets"), what)
     _refuse_unknown(values, Job, what)
+    _refuse_infinite(values, what)
     try:
         return msgspec.convert(values, Job, strict=True)
     except msgspec.ValidationError as error:
@@ -153,6 +156,13 @@ def _refuse_literal_secrets(secrets: Any, what: str) -> None:
                 expected="env:NAME or file:PATH, never the secret itself",
                 fix="take the value out of the file and change the secret: it may have been seen",
             )
+
+
+def _refuse_infinite(values: dict[str, Any], what: str) -> None:
+    """Raise BadConfig for 1e999 and the like: JSON has no word for them, so that job.json could not hold the job."""
+    for key, value in leaves(values):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise errors.BadConfig(f"{what}: {key} is {value}", expected="a finite number")
 
 
 def _key_of(variable: str) -> str:
