@@ -105,3 +105,10 @@ def test_overlapped_rounds_finish_with_exact_books(job: Path, tmp_path: Path) ->
     done = huilu("run", str(job), "--run-dir", str(tmp_path / "run"), "--json", "--quiet", "--set", "rollout.max_lag=1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["feedback"]["accepted"] == 32
+
+
+@pytest.mark.parametrize("arguments", [(), ("config",), ("--", "config", "schema"), ("config", "--", "schema")])
+def test_whatever_stands_before_it_a_command_runs_and_a_group_alone_shows_its_help(arguments: tuple[str, ...]) -> None:
+    done = huilu(*arguments)
+    assert done.stdout != ""
+    assert done.stderr == ""

@@ -23,6 +23,8 @@ def main() -> None:
         complain(error)
         status = error.exit_status
     except TyperException as error:
-        complain(errors.Usage(error.format_message(), fix="huilu --help, or huilu COMMAND --help"))
+        # A group without a command has no message: its help, already printed, is the answer.
+        if message := error.format_message():
+            complain(errors.Usage(message, fix="huilu --help, or huilu COMMAND --help"))
         status = error.exit_code
     sys.exit(status if isinstance(status, int) else 0)

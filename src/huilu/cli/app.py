@@ -38,9 +38,10 @@ def build(arguments: Sequence[str] | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     groups = {name: typer.Typer(name=name, help=about, no_args_is_help=True) for name, about in GROUPS.items()}
+    words = None if arguments is None else [each for each in arguments if not each.startswith("-")]
     for path, (place, about) in COMMANDS.items():
-        wanted = arguments is None or path.split() == list(arguments[: len(path.split())])
         *group, name = path.split()
+        wanted = words is None or words[: len(group) + 1] == [*group, name]
         (groups[group[0]] if group else app).command(name, help=about)(load(place) if wanted else _unloaded)
     for group_app in groups.values():
         app.add_typer(group_app)
