@@ -4,10 +4,12 @@
 #   make test                          the fast tests              make e2e     whole runs, killed at every named point
 #   make bench                         measure this machine
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The first Python on the path that is new enough; a name alone may be an old one, or a shim that runs nothing.
+NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(firstword $(foreach each,python3.11 python3,$(shell $(each) $(NEW_ENOUGH) 2>/dev/null && command -v $(each))))
 VENV := .venv
 BIN := $(VENV)/bin
-STAMPS := .make
+STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: run test check e2e bench clean
@@ -32,9 +34,9 @@ bench: $(STAMPS)/test
 	$(BIN)/python bench/quickstart_seeds.py $(ARGS)
 
 $(STAMPS)/venv:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Huilu needs Python 3.11 or newer; found: $(PYTHON). Name one with PYTHON=..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" && "$(PYTHON)" $(NEW_ENOUGH) || \
+		{ echo "Huilu needs Python 3.11 or newer; found $(or $(PYTHON),none). Name one with PYTHON=..." >&2; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/run: $(STAMPS)/venv pyproject.toml constraints.txt requirements/weights.txt
@@ -50,4 +52,4 @@ $(STAMPS)/test: $(STAMPS)/run requirements/reasoning-gym.txt requirements/reason
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(STAMPS)
+	rm -rf $(VENV)
