@@ -28,6 +28,19 @@ def test_every_recipe_parses_names_a_known_environment_and_contradicts_nothing(r
     assert recipe.name in (ROOT / "docs" / "recipes.md").read_text()
 
 
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_job_file_in_the_readme_is_the_quickstart(page: str, tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    (tmp_path / "job.yaml").write_text(shown)
+    assert load_job(tmp_path / "job.yaml", [], {}).job == load_job(ROOT / "recipes" / "quickstart.yaml", [], {}).job
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md", "docs/architecture.md", "docs/recipes.md"])
+def test_every_command_a_page_shows_exists(page: str) -> None:
+    shown = re.findall(r"`huilu ([a-z]+)(?: ([a-z]+))?", (ROOT / page).read_text())
+    assert [words for words in shown if not {words[0], " ".join(words)} & set(COMMANDS)] == []
+
+
 def test_the_page_of_settings_is_the_tree() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == explain.settings_table()
 
