@@ -27,7 +27,10 @@ FULL = (b"[Errno 11]", b"can't start new thread")
 
 
 class Cell:
-    """A running jail. `channels` are further pipe ends that the program inherits as 3, 4, …."""
+    """A running jail. `channels` are further pipe ends that the program inherits as 3, 4, …; the caller closes them.
+
+    Raises OSError where it cannot be started, and leaves nothing then.
+    """
 
     def __init__(
         self,
@@ -48,40 +51,39 @@ class Cell:
         self._told: dict[bytes, int] = {}
         self._started = monotonic()
         self.deadline = self._started + program.wall_s
-        if groups is not None:
-            groups.make(name, program.memory_bytes, program.processes + 3)  # outer, init and the program are three
-        self._fork(entry, scratch, filter_, channels)
+        with contextlib.ExitStack() as undo:
+            if groups is not None:
+                undo.callback(groups.remove, name)
+                groups.make(name, program.memory_bytes, program.processes + 3)  # outer, init and the program are three
+            self._fork(entry, scratch, filter_, channels)
+            undo.pop_all()
 
     def _fork(self, entry: str, scratch: str, filter_: bytes, channels: tuple[int, ...]) -> None:
-        stdin = os.memfd_create("stdin")
-        os.write(stdin, self.program.stdin.encode("utf-8", "surrogateescape"))
-        os.lseek(stdin, 0, os.SEEK_SET)
-        pipes = {name: os.pipe() for name in ("stdout", "stderr", "status", "go")}
-        ends = jail.Ends(
-            stdin=stdin,
-            stdout=pipes["stdout"][1],
-            stderr=pipes["stderr"][1],
-            status=pipes["status"][1],
-            go=pipes["go"][0],
-            channels=channels,
-        )
         address_bytes = 0 if self._groups is not None else self.program.memory_bytes + GRACE_BYTES
         supervisor = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                jail.enter(jail.Jail(self.program, entry, ends, scratch, filter_, supervisor, address_bytes))
-            finally:
-                os._exit(1)
-        for descriptor in (stdin, ends.stdout, ends.stderr, ends.status, ends.go, *channels):
-            os.close(descriptor)
-        self.pipes = {pipes[name][0]: name for name in ("stdout", "stderr", "status")}
-        for descriptor in self.pipes:
-            os.set_blocking(descriptor, False)
-        if self._groups is not None:
-            self._groups.enter(self.name, self.pid)
-        os.write(pipes["go"][1], b"g")
-        os.close(pipes["go"][1])
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as undo:
+            stdin = os.memfd_create("stdin")
+            theirs.callback(os.close, stdin)
+            os.write(stdin, self.program.stdin.encode("utf-8", "surrogateescape"))
+            os.lseek(stdin, 0, os.SEEK_SET)
+            stdout, stderr, status = (_pipe(undo, theirs) for _ in range(3))
+            go = _pipe(theirs, theirs)
+            ends = jail.Ends(stdin, stdout[1], stderr[1], status[1], go[0], channels)
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    jail.enter(jail.Jail(self.program, entry, ends, scratch, filter_, supervisor, address_bytes))
+                finally:
+                    os._exit(1)
+            undo.callback(os.waitpid, self.pid, 0)
+            undo.callback(os.kill, self.pid, signal.SIGKILL)
+            self.pipes = {stdout[0]: "stdout", stderr[0]: "stderr", status[0]: "status"}
+            for descriptor in self.pipes:
+                os.set_blocking(descriptor, False)
+            if self._groups is not None:
+                self._groups.enter(self.name, self.pid)
+            os.write(go[1], b"g")
+            undo.pop_all()
 
     def read(self, descriptor: int) -> bool:
         """Take what a pipe holds; False at its end, when it is to be dropped."""
@@ -242,3 +244,11 @@ class Cell:
             if word in said:
                 return verdict, said[:200]
         return "RE", said[:200] or f"status {code}"
+
+
+def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these."""
+    pipe = os.pipe()
+    for stack, end in zip((reader, writer), pipe, strict=True):
+        stack.callback(os.close, end)
+    return pipe

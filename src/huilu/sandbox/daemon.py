@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -20,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,6 +29,7 @@ from huilu.core.generation import Program, RunResult
 from huilu.sandbox import scripts, seccomp
 from huilu.sandbox.cell import Cell
 from huilu.sandbox.cgroups import Groups, dead_owners
+from huilu.sandbox.link import Link
 from huilu.sandbox.outcome import Outcome, judge
 
 LEVELS = ("full", "userns")
@@ -65,7 +66,7 @@ class Supervisor:
     """Owns every jail of one client."""
 
     def __init__(self, sock: socket.socket, level: str) -> None:
-        self._sock, self._level = sock, level
+        self._link, self._level = Link(sock), level
         self._groups = Groups() if level == "full" else None
         self._filter = seccomp.for_this_machine()
         for dead in dead_owners(Path(tempfile.gettempdir()), SCRATCH):
@@ -81,7 +82,7 @@ class Supervisor:
         """Serve until the client closes its end."""
         if self._groups is not None:
             self._groups.open()
-        self._selector.register(self._sock, selectors.EVENT_READ, None)
+        self._selector.register(self._link, selectors.EVENT_READ, None)
         try:
             while self._turn():
                 pass
@@ -89,12 +90,12 @@ class Supervisor:
             self._close()
 
     def _turn(self) -> bool:
-        for key, _ in self._selector.select(TICK_S if self._jobs else wire.BEAT_S):
-            if key.fileobj is self._sock:
-                body = wire.receive(self._sock)
-                if body is None:
+        for key, _ in self._selector.select(TICK_S if self._jobs or self._link.behind else wire.BEAT_S):
+            if key.fileobj is self._link:
+                calls = self._link.receive()
+                if calls is None:
                     return False
-                for call in wire.calls_in(body):
+                for call in calls:
                     self._take(call)
             else:
                 self._read(int(key.fd), key.data)
@@ -106,7 +107,8 @@ class Supervisor:
                 self._finish(job)
         if now - self._beaten_at >= wire.BEAT_S:
             self._beaten_at = now
-            self._send(wire.Beat(self._progress))
+            self._link.send(wire.Beat(self._progress))
+        self._link.flush()
         return True
 
     def _take(self, call: wire.Call) -> None:
@@ -114,7 +116,7 @@ class Supervisor:
             with errors.boundary("the sandbox"):
                 job = self._start(call)
         except errors.HuiluError as error:
-            self._send(wire.Fault(call.id, errors.SandboxFailed.code, str(error)))
+            self._link.send(wire.Fault(call.id, errors.SandboxFailed.code, str(error)))
             return
         self._jobs.append(job)
         for cell in job.cells:
@@ -130,12 +132,17 @@ class Supervisor:
 
     def _start_check(self, call_id: int, request: Check) -> Job:
         """Two jails joined by two pipes, and a third for the examiner's word."""
-        asks, answers, word = os.pipe(), os.pipe(), os.pipe()
-        candidate = self._cell(scripts.candidate(request.program), "serve.py", (asks[0], answers[1]))
-        examiner = self._cell(
-            scripts.examiner(request.program, request.check), "examine.py", (answers[0], asks[1], word[1])
-        )
-        return Job(call_id, [candidate, examiner], lambda results: judge(results, read_outcome(word[0])))
+        with contextlib.ExitStack() as ends, contextlib.ExitStack() as undo:  # the latter where something fails
+            asks, answers, word = _pipe(ends), _pipe(ends), _pipe(ends)
+            told = os.dup(word[0])
+            undo.callback(os.close, told)
+            candidate = self._cell(scripts.candidate(request.program), "serve.py", (asks[0], answers[1]))
+            undo.callback(candidate.finish, self._level)
+            examiner = self._cell(
+                scripts.examiner(request.program, request.check), "examine.py", (answers[0], asks[1], word[1])
+            )
+            undo.pop_all()
+        return Job(call_id, [candidate, examiner], lambda results: judge(results, read_outcome(told)))
 
     def _cell(self, program: Program, entry: str, channels: tuple[int, ...] = ()) -> Cell:
         return Cell(next(self._names), program, entry, self._scratch, self._filter, self._groups, channels)
@@ -152,11 +159,7 @@ class Supervisor:
         results = [cell.finish(self._level) for cell in reversed(job.cells)]
         self._jobs.remove(job)
         self._progress += 1
-        self._send(wire.Answer(job.call_id, wire.raw(job.answer(results))))
-
-    def _send(self, frame: Any) -> None:
-        with contextlib.suppress(OSError):  # a closed client is seen by the next read
-            self._sock.sendall(wire.pack(frame))
+        self._link.send(wire.Answer(job.call_id, wire.raw(job.answer(results))))
 
     def _close(self) -> None:
         for job in self._jobs:
@@ -166,6 +169,14 @@ class Supervisor:
             self._groups.close()
         with contextlib.suppress(OSError):
             Path(self._scratch).rmdir()
+
+
+def _pipe(ends: contextlib.ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with the stack: the jails have theirs by then."""
+    pipe = os.pipe()
+    for end in pipe:
+        ends.callback(os.close, end)
+    return pipe
 
 
 def read_outcome(descriptor: int) -> Outcome | None:
@@ -182,6 +193,8 @@ def read_outcome(descriptor: int) -> Outcome | None:
 def main() -> None:
     """Serve the socket and level named on the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a run takes three; the usual 1024 are few
     Supervisor(socket.socket(fileno=int(sys.argv[1])), sys.argv[2]).run()
 
 

@@ -2,8 +2,8 @@
 
 full      user, mount, pid, net, ipc, uts and cgroup namespaces, seccomp, no new privileges, and a control group
           that counts memory and processes
-userns    the same without a control group: memory by address space, processes by a limit of the namespace
-unsafe    nothing; only where a job says so by word
+userns    the same without a control group: memory by address space and by looking, processes by a limit of the
+          namespace
 """
 
 from __future__ import annotations

@@ -53,14 +53,14 @@ def decode(tagged):
 
 def send(descriptor, message):
     data = json.dumps(message).encode()
-    data = len(data).to_bytes(4, "big") + data
+    data = memoryview(len(data).to_bytes(4, "big") + data)
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def receive(descriptor):
     def exactly(size):
-        data = b""
+        data = bytearray()
         while len(data) < size:
             part = os.read(descriptor, size - len(data))
             if not part:
