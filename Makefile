@@ -2,7 +2,8 @@
 #
 #   make run [ARGS="--set rounds=5"]   train the quickstart        make check   format, lint, types, import law, repo tests
 #   make test                          the fast tests              make e2e     whole runs, killed at every named point
-#   make bench                         measure this machine
+#   make peers                         TRL, transformers and vLLM, each in an environment of its own (5 GB)
+#   make bench [ARGS=--quick]          measure this machine, beside them
 
 # The first Python on the path that is new enough; a name alone may be an old one, or a shim that runs nothing.
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
@@ -10,9 +11,10 @@ PYTHON ?= $(firstword $(foreach each,python3.11 python3,$(shell $(each) $(NEW_EN
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+PEERS := .venv-peers
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test check e2e bench clean
+.PHONY: run test check e2e peers bench clean
 
 run: $(STAMPS)/run
 	$(BIN)/huilu run recipes/quickstart.yaml $(ARGS)
@@ -33,6 +35,16 @@ e2e: $(STAMPS)/test
 bench: $(STAMPS)/test
 	$(BIN)/python bench/quickstart_seeds.py $(ARGS)
 
+peers: $(PEERS)/trl/made $(PEERS)/vllm/made
+
+# PyTorch comes first, with what its build needs; the rest is named whole, and nothing more is taken.
+$(PEERS)/%/made: requirements/peers-%.txt
+	@echo "making $(@D) ..."
+	"$(PYTHON)" -m venv $(@D)
+	$(@D)/bin/python -m pip install -qq --disable-pip-version-check --constraint $< torch
+	$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --requirement $<
+	@touch $@
+
 $(STAMPS)/venv:
 	@test -n "$(PYTHON)" && "$(PYTHON)" $(NEW_ENOUGH) || \
 		{ echo "Huilu needs Python 3.11 or newer; found $(or $(PYTHON),none). Name one with PYTHON=..." >&2; exit 1; }
@@ -52,4 +64,4 @@ $(STAMPS)/test: $(STAMPS)/run requirements/reasoning-gym.txt requirements/reason
 	@touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PEERS)
