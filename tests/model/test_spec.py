@@ -120,7 +120,7 @@ def test_every_piece_has_a_name_and_a_place_of_its_own(config: transformers.PreT
     spec = from_config(config.to_dict())
     parts = list(pieces(spec))
     assert len({piece.name for piece in parts}) == len(parts)
-    assert len({(piece.parameter, piece.start) for piece in parts}) == len(parts)
+    assert len({(piece.parameter, piece.matrix, piece.start) for piece in parts}) == len(parts)
 
 
 def test_the_light_modules_import_no_torch() -> None:

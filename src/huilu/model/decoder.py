@@ -27,7 +27,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Layer(nn.Module):
-    """The weights of one block: q, k and v in one matrix, gate and up in one."""
+    """The weights of one block: q, k and v in one matrix; gate and up stacked, so that both come out contiguous."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Layer(nn.Module):
         self.o = zeros(num_q, spec.hidden_size)
         self.o_bias = zeros(spec.hidden_size) if spec.o_bias else None
         self.mlp_norm = ones(spec.hidden_size)
-        self.gate_up = zeros(spec.hidden_size, 2 * spec.intermediate_size)
+        self.gate_up = zeros(2, spec.hidden_size, spec.intermediate_size)
         self.down = zeros(spec.intermediate_size, spec.hidden_size)
 
 
@@ -102,10 +102,10 @@ class Decoder(nn.Module):
         qk_TRd = rotate(qk_TRd, *rotation)
         out_THd = attend(index, qk_TRd[:, : spec.num_heads], qk_TRd[:, spec.num_heads :], v_TKd)
         out_T = out_THd.reshape(-1, spec.num_heads * spec.head_size)
-        x_TD = x_TD + (out_T @ layer.o if layer.o_bias is None else torch.addmm(layer.o_bias, out_T, layer.o))
+        x_TD = torch.addmm(x_TD if layer.o_bias is None else x_TD + layer.o_bias, out_T, layer.o)
         h_TD = rms_norm(x_TD, layer.mlp_norm, spec.norm_eps)
-        gate_TF, up_TF = (h_TD @ layer.gate_up).chunk(2, dim=-1)
-        return x_TD + (functional.silu(gate_TF) * up_TF) @ layer.down
+        gate_TF, up_TF = torch.bmm(h_TD.expand(2, -1, -1), layer.gate_up).unbind(0)
+        return torch.addmm(x_TD, functional.silu(gate_TF) * up_TF, layer.down)
 
     def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin, both [T, 1, d] in float32; see `rotate`."""

@@ -1,7 +1,9 @@
 """Which Hugging Face tensor is which part of which decoder parameter: the one table of names, shapes and fusions.
 
 Called by `hf` (both ways), `weights` (what a folder must hold) and `gguf` (what to convert). No torch in here.
-Hugging Face stores a linear weight [out, in]; the decoder stores [in, out] and fuses along `out`, its last dimension.
+Hugging Face stores a linear weight [out, in]; the decoder stores [in, out], fuses q, k and v along `out`, its last
+dimension, and stacks gate and up as [2, in, out]: two products of half the width run faster than one, and both results
+are contiguous.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from huilu.model.spec import ModelSpec
 
 
 class Piece(NamedTuple):
-    """HF tensor `name` of `shape` is `parameter[..., start:stop]` of the decoder, transposed if `transposed`."""
+    """HF tensor `name` of `shape` is `parameter[..., start:stop]` of the decoder, transposed if `transposed`.
+
+    Of a stacked parameter it is that of `parameter[matrix]`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -21,6 +26,7 @@ class Piece(NamedTuple):
     start: int
     stop: int
     transposed: bool
+    matrix: int | None = None
 
 
 def pieces(spec: ModelSpec) -> Iterator[Piece]:
@@ -52,13 +58,15 @@ def _layer_pieces(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Piece]:
     if spec.o_bias:
         yield _bias(f"{attention}o_proj", f"{ours}o_bias", hidden)
     yield _norm(f"{theirs}post_attention_layernorm", f"{ours}mlp_norm", hidden)
-    yield _linear(f"{mlp}gate_proj", f"{ours}gate_up", hidden, inner)
-    yield _linear(f"{mlp}up_proj", f"{ours}gate_up", hidden, inner, inner)
+    for matrix, part in enumerate(("gate", "up")):
+        yield _linear(f"{mlp}{part}_proj", f"{ours}gate_up", hidden, inner, matrix=matrix)
     yield _linear(f"{mlp}down_proj", f"{ours}down", inner, hidden)
 
 
-def _linear(name: str, parameter: str, size_in: int, size_out: int, start: int = 0) -> Piece:
-    return Piece(f"{name}.weight", (size_out, size_in), parameter, start, start + size_out, True)
+def _linear(
+    name: str, parameter: str, size_in: int, size_out: int, start: int = 0, matrix: int | None = None
+) -> Piece:
+    return Piece(f"{name}.weight", (size_out, size_in), parameter, start, start + size_out, True, matrix)
 
 
 def _bias(name: str, parameter: str, size: int, start: int = 0) -> Piece:

@@ -23,7 +23,8 @@ def tensors(decoder: Decoder) -> dict[str, Tensor]:
     parameters = dict(decoder.named_parameters())
     views = {}
     for piece in pieces(decoder.spec):
-        part = parameters[piece.parameter].detach()[..., piece.start : piece.stop]
+        whole = parameters[piece.parameter].detach()
+        part = (whole if piece.matrix is None else whole[piece.matrix])[..., piece.start : piece.stop]
         views[piece.name] = part.t() if piece.transposed else part
     return views
 
