@@ -52,6 +52,11 @@ class ModelClient:
         ours.setblocking(False)
         return cls(process, await wire.Peer.over(ours, "the model process"), log)
 
+    @property
+    def pid(self) -> int:
+        """The process, for whoever measures it from outside."""
+        return self._process.pid
+
     async def start(self, request: protocol.Start) -> protocol.ModelInfo:
         """Load the model. Raises BadWeights, NotFound and the like as the process names them."""
         return await self._call("start", request, protocol.ModelInfo, START_TIMEOUT_S)

@@ -1,0 +1,24 @@
+"""The rewards of bench/round_vs_trl.py, in TRL's convention: TRL calls them, and so does Huilu (`judge` of `jsonl`)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+NUMBER = re.compile(r"-?\d+")
+
+
+def parity(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
+    """A fair coin that depends on the answer alone: groups whose answers differ have rewards that differ."""
+    return [float(hashlib.sha256(_text(completion).encode()).digest()[0] & 1) for completion in completions]
+
+
+def last_number(prompts: list[Any], completions: list[Any], answer: list[int], **columns: Any) -> list[float]:
+    """1 where the last number of an answer is the right one, as `arithmetic` judges sums."""
+    found = [NUMBER.findall(_text(completion).replace(",", "")) for completion in completions]
+    return [float(bool(numbers) and int(numbers[-1]) == right) for numbers, right in zip(found, answer, strict=True)]
+
+
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else str(completion[0]["content"])
