@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "huilu"
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_FOLDER_FILES = 400, 60, 15
 CONTROL_PLANE = (
-    *("cli", "cli.run", "cli.model", "cli.runs", "cli.config", "cli.data", "assembly.control", "assembly.served"),
+    *("cli", "cli.run", "cli.model", "cli.runs", "cli.config", "cli.data", "cli.bench"),
+    *("assembly.control", "assembly.served", "assembly.bench"),
     *("loop", "release.chain", "release.gate", "release.releases", "checks.preflight", "observe.report"),
     *("envs.registry", "work.flow", "work.rollouts", "work.calls", "work.worker", "serving.client", "bus.claims"),
     *("sandbox.client", "sandbox.daemon", "store.database", "text.chat", "text.stream", "wire", "config.load", "core"),

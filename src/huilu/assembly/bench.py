@@ -75,6 +75,10 @@ class Sums:
         a, b = (self._random.randint(1, 999) for _ in range(2))
         return self._chat.render([Message("user", f"What is {a} + {b}? Answer with just the number.")])
 
+    def noise(self) -> list[int]:
+        """As many tokens that begin like no other prompt."""
+        return [self._random.randrange(3, 3000) for _ in self.prompt()]
+
     def requests(self, num_sequences: int, max_new_tokens: int = NEW_TOKENS) -> list[Request]:
         """A queue of so many sequences, in groups of up to `GROUP` a prompt."""
         n = min(num_sequences, GROUP)
@@ -127,8 +131,7 @@ class Bench:
             await self.client.sync(
                 PolicyVersion(number=self._version, lineage=0, parent=self._version - 1, round=self._version)
             )
-        ids = [self.sums._random.randrange(3, 3000) for _ in range(NEW_TOKENS)]
-        await self._complete(Request(ids=ids, n=1, max_new_tokens=1), ignore_eos=True)
+        await self._complete(Request(ids=self.sums.noise(), n=1, max_new_tokens=1), ignore_eos=True)
         return time.perf_counter() - start
 
     @property

@@ -17,6 +17,7 @@ COMMANDS = {
     "run": ("huilu.cli.run:run", "Train: preflight, evaluate, rounds, evaluate, release or hold."),
     "eval": ("huilu.cli.model:evaluate", "Score a model on held-out tasks, greedily."),
     "generate": ("huilu.cli.model:generate", "Answer a prompt with a model, or with what a run released."),
+    "bench": ("huilu.cli.bench:bench", "Measure what this machine does with a model, and what it allows."),
     "runs": ("huilu.cli.runs:runs", "List the runs, newest first: rounds, held-out score, release."),
     "report": ("huilu.cli.runs:report", "Write the run's report.html and print its path."),
     "config show": ("huilu.cli.config:show", "Print every setting with where its value came from."),
