@@ -10,8 +10,9 @@ NUMBER = re.compile(r"-?\d+")
 
 
 def parity(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float]:
-    """A fair coin that depends on the answer alone: groups whose answers differ have rewards that differ."""
-    return [float(hashlib.sha256(_text(completion).encode()).digest()[0] & 1) for completion in completions]
+    """A fair coin thrown by the answer's text, so that groups have a signal; no answer, no reward."""
+    texts = [_text(completion) for completion in completions]
+    return [float(text != "" and hashlib.sha256(text.encode()).digest()[0] & 1) for text in texts]
 
 
 def last_number(prompts: list[Any], completions: list[Any], answer: list[int], **columns: Any) -> list[float]:

@@ -33,3 +33,4 @@ def test_the_coin_depends_on_the_answer_alone_and_is_fair(rewards: ModuleType) -
     thrown = rewards.parity([""] * 400, [str(number) for number in range(400)])
     assert thrown == rewards.parity(["another"] * 400, [str(number) for number in range(400)])
     assert 160 < sum(thrown) < 240
+    assert rewards.parity([""], [""]) == [0.0]
