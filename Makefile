@@ -33,7 +33,8 @@ e2e: $(STAMPS)/test
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 bench: $(STAMPS)/test
-	$(BIN)/python bench/quickstart_seeds.py $(ARGS)
+	@for each in generate round_vs_trl weights quickstart_seeds; do \
+		echo "bench/$$each.py"; $(BIN)/python bench/$$each.py --record $(ARGS) || exit 1; done
 
 peers: $(PEERS)/trl/made $(PEERS)/vllm/made
 

@@ -67,12 +67,13 @@ def versus(ours: Sequence[float], peers: Mapping[str, Sequence[float]]) -> dict[
     return {"peer": statistics.median(peers[name]), "peer_name": name, "ratio": statistics.median(ratios)}
 
 
-def arguments(about: str | None, pairs: int) -> argparse.ArgumentParser:
-    """What every script takes."""
+def arguments(about: str | None, pairs: int | None = None) -> argparse.ArgumentParser:
+    """What every script takes; `pairs` where it has a peer, or ourselves in another way, to take turns with."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one list of claims")
     parser.add_argument("--quick", action="store_true", help="ours only, once, in under 50 s; nothing is claimed")
-    parser.add_argument("--pairs", type=int, default=pairs, help="interleaved runs of each side")
+    if pairs is not None:
+        parser.add_argument("--pairs", type=int, default=pairs, help="interleaved runs of each side")
     parser.add_argument("--record", action="store_true", help=f"keep the figures in {RECORDED.name}")
     return parser
 
