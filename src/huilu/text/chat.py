@@ -24,6 +24,8 @@ from huilu.text.tokenizer import Tokenizer
 
 # Stands for a message's content to find the text that the template puts around it; in no language's text.
 _PROBE = "huilu0probe0"
+# Stands in what an environment says where the text of a special token is cut in two, and is itself never encoded.
+_CUT = "huilu0cut0"
 
 
 class Chat:
@@ -80,15 +82,16 @@ class Chat:
         """The ids to append to `ids`, which end with a sampled answer, for `messages` and the next answer's prompt.
 
         They close the answer if the policy did not (no EOS, when it was cut), and are computed as the difference
-        of two renderings that hold this very answer. Raises Refused when the template would rewrite what stands
-        already (as those do that drop reasoning from earlier answers), since the ids could not follow it.
+        of two renderings that hold this very answer. The text of a special token within `messages` (a program may
+        have printed it) stays text: it ends no turn and begins none. Raises Refused when the template would rewrite
+        what stands already (as those do that drop reasoning from earlier answers): the ids could not follow it.
         """
         question = Message("user", _PROBE)
         opening = self.render_text([question])
         answer = self._answer(ids, opening.rpartition(_PROBE)[2])
         answered = [question, Message("assistant", answer)]
         before = self.render_text(answered, add_generation_prompt=False)
-        after = self.render_text([*answered, *messages])
+        after = self.render_text([*answered, *map(self._cut, messages)])
         if not (before.startswith(opening) and after.startswith(before)):
             raise Refused(
                 "the chat template rewrites earlier turns when a message is added",
@@ -97,9 +100,17 @@ class Chat:
             )
         probed = self.render_text([question, Message("assistant", _PROBE)], add_generation_prompt=False)
         closing = probed.rpartition(_PROBE)[2]
-        added = self._tokenizer.encode(closing + after[len(before) :])
+        parts = (closing + after[len(before) :]).split(_CUT)
+        added = [id_ for part in parts for id_ in self._tokenizer.encode(part)]
         closed = bool(ids) and ids[-1] in self._tokenizer.eos_ids and added[:1] == [ids[-1]]
         return added[1:] if closed else added
+
+    def _cut(self, message: Message) -> Message:
+        """The message with a cut within the text of each special token."""
+        content = message.content.replace(_CUT, "")
+        for text in self._tokenizer.special_texts:
+            content = content.replace(text, text[:1] + _CUT + text[1:])
+        return Message(message.role, content)
 
     def _answer(self, ids: Sequence[int], marker: str) -> str:
         """The text after the last place where the template asks for an answer, without the EOS that ended it."""

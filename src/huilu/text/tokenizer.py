@@ -71,6 +71,12 @@ class Tokenizer:
         """Ids are below it; a model's embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts that `encode` reads as special tokens, the longest first."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return tuple(sorted((token.content for token in added if token.special), key=len, reverse=True))
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """The ids of `text`. `special` adds what the tokeniser puts around a text by itself (a BOS, say)."""
         return self._backend.encode(text, add_special_tokens=special).ids

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +24,7 @@ from huilu.telemetry import Telemetry
 from huilu.text.chat import Chat
 
 RETRY_S = 0.5
+T = TypeVar("T")
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +152,8 @@ class Attempts:
         try:
             self._take(draft, first)
             await self._later_turns(task, index, draft, environment)
-            judgement = await self._judge(task, draft, environment)
+            judge = partial(environment.judge, task, draft.answers, self._tools)
+            judgement = await self._ask(task, "judge", judge)
         except errors.ProcessDied:
             raise
         except errors.HuiluError as error:
@@ -162,8 +166,8 @@ class Attempts:
 
     async def _later_turns(self, task: Task, index: int, draft: Draft, environment: Environment) -> None:
         while draft.finish_reason != "length":
-            with errors.boundary(f"environment {task.env}, reply"):
-                message = await environment.reply(task, draft.answers, self._tools)
+            reply = partial(environment.reply, task, draft.answers, self._tools)
+            message = await self._ask(task, "reply", reply)
             if message is None:
                 return
             draft.given(self._chat.extend(draft.token_ids, [message]))
@@ -176,14 +180,14 @@ class Attempts:
             (completion,) = await self._generate(draft.token_ids, sampling)
             self._take(draft, completion)
 
-    async def _judge(self, task: Task, draft: Draft, environment: Environment) -> Judgement:
-        """Judge, again after an infrastructure failure: the answer is not made a second time for it."""
+    async def _ask(self, task: Task, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the environment, again after an infrastructure failure: no answer is made a second time for it."""
         for attempt in range(1, self._style.max_attempts + 1):
             try:
-                with errors.boundary(f"environment {task.env}, judge"):
-                    return await environment.judge(task, draft.answers, self._tools)
+                with errors.boundary(f"environment {task.env}, {what}"):
+                    return await ask()
             except errors.HuiluError as error:
-                self._telemetry.event("warning", message=f"judging {task.id}: {error}", code=error.code)
+                self._telemetry.event("warning", message=f"{what} of {task.id}: {error}", code=error.code)
                 if attempt == self._style.max_attempts:
                     raise
                 await asyncio.sleep(RETRY_S * attempt)
