@@ -15,7 +15,7 @@ import msgspec
 
 from huilu import errors
 from huilu.core.ports import Environment
-from huilu.envs import arithmetic, code, code_repair, jsonl, reasoning_gym
+from huilu.envs import arithmetic, code, code_repair, jsonl, math_tool, reasoning_gym
 
 ENTRY_POINT_GROUP = "huilu.envs"
 
@@ -35,7 +35,7 @@ ENVIRONMENTS: dict[str, Kind] = {
     "code": Kind(code.Settings, code.build),
     "code_repair": Kind(code_repair.Settings, code_repair.build),
     "jsonl": Kind(jsonl.Settings, jsonl.build),
-    "math_tool": Kind(math_tool.Settings.build),
+    "math_tool": Kind(math_tool.Settings, math_tool.build),
     "reasoning_gym": Kind(reasoning_gym.Settings, reasoning_gym.build),
 }
 

@@ -95,7 +95,7 @@ class JsonLines:
             style = _verl if self._settings.judge_style == "verl" else _trl
             return await style(self._settings, self._data_source, task, answer, tools)
         if self._settings.equality == "math":
-            return await _math(task.answer, answer, tools, self._settings.timeout_s)
+            return await math_judgement(task.answer, answer, tools, self._settings.timeout_s)
         if self._settings.equality == "numeric":
             passed = _same_number(task.answer, answer, self._settings.tolerance)
         else:
@@ -126,7 +126,7 @@ def _same_number(expected: str, answer: str, tolerance: float) -> bool:
     return wanted == found or abs(wanted - found) <= Decimal(tolerance) * abs(wanted)
 
 
-async def _math(expected: str, answer: str, tools: Tools, timeout_s: float) -> Judgement:
+async def math_judgement(expected: str, answer: str, tools: Tools, timeout_s: float) -> Judgement:
     """Compared in a worker; an answer on which that takes for ever is not judged: neither right nor wrong."""
     arguments = {"expected": expected, "answer": answer}
     try:
