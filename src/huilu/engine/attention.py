@@ -3,9 +3,9 @@
 Called by `engine`: it makes one `PagedAttention` an iteration and hands it to the decoder as its `attend`. It
 decides nothing about who runs or which blocks are whose.
 
-A decode row reads its own blocks; the blocks that rows of one family share (a group's prompt) are read once for
-the whole family, and the two partial results are merged by their log-sum-exps, which is exact. Blocks are gathered
-into a scratch buffer for few rows at a time: on a CPU it stays in the cache, so memory is read once and not written.
+Decode rows read their pages in place by `model.kernels` where it applies. Elsewhere pages are gathered: a row's own
+blocks, and once for all the blocks that rows of one family share (a group's prompt); the two partial results are merged
+by their log-sum-exps, which is exact. On a CPU few rows are gathered at a time, so that the scratch stays in the cache.
 
 Shapes: T tokens of the iteration; B decode rows, of C in one call; L keys of a call; G rows of a family; F families;
 H query heads; K key/value heads; r = H / K; d head size; S slots (block * block_size + offset); g queries that read
@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from huilu.engine.blocks import Copy
+from huilu.model import kernels
 from huilu.model.spec import ModelSpec
 
 _CPU_ROWS = 16
@@ -64,7 +65,7 @@ class KvCache:
         pages = _lazy_zeros((spec.num_layers, 2, num_blocks, block_size, *token), dtype, device)
         self._pages = pages
         # The same memory by slot and by block, keys and values of each layer: a view costs as much as a small product.
-        self._slots = [tuple(layer.flatten(1, 2)) for layer in pages]
+        self._slots = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in pages]
         self._blocks = [tuple(layer.flatten(2)) for layer in pages]
         self._scratch = torch.empty(0, dtype=dtype, device=device)
         self._token = token
@@ -80,6 +81,10 @@ class KvCache:
         k_SKd, v_SKd = self._slots[layer]
         k_SKd.index_copy_(0, slots_T, k_TKd)
         v_SKd.index_copy_(0, slots_T, v_TKd)
+
+    def slots(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, [S, K, d] each, in place."""
+        return self._slots[layer]
 
     def read(self, layer: int, blocks_CN: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of C rows of N blocks, [C, K, L, d] each. Valid until the next `read`."""
@@ -114,6 +119,13 @@ class _Families(NamedTuple):
     mask_F11L: Tensor
 
 
+class _InPlace(NamedTuple):
+    """All decode rows, read where they lie: their blocks, padded, and their lengths in tokens."""
+
+    blocks_BN: Tensor
+    lengths_B: Tensor
+
+
 class _Prefill(NamedTuple):
     """One prefill row: its tokens of the iteration; the blocks of all its tokens, unless it starts at 0."""
 
@@ -128,13 +140,20 @@ class PagedAttention:
 
     def __init__(self, cache: KvCache, decodes: Sequence[DecodeRow], prefills: Sequence[PrefillRow]) -> None:
         self._cache = cache
-        shared = _shared_blocks(decodes, cache.block_size)
-        self.order = sorted(range(len(decodes)), key=lambda row: shared[decodes[row].family] - len(decodes[row].blocks))
-        """Row `i` of the iteration is the caller's decode row `order[i]`: rows with most blocks of their own first."""
-        ordered = [decodes[row] for row in self.order]
-        self._num_decodes = len(ordered)
-        self._own = self._own_calls(ordered, shared)
-        self._families = self._family_calls(ordered, shared)
+        self._num_decodes = len(decodes)
+        self._in_place: _InPlace | None = None
+        self.order = list(range(len(decodes)))
+        """Row `i` of the iteration is the caller's decode row `order[i]`."""
+        if decodes and kernels.can_attend(cache.slots(0)[0], cache.block_size):
+            self._in_place = _in_place(decodes)
+            ordered = list(decodes)
+        else:
+            shared = _shared_blocks(decodes, cache.block_size)
+            # Rows with most blocks of their own first: those of similar length are gathered together.
+            self.order.sort(key=lambda row: shared[decodes[row].family] - len(decodes[row].blocks))
+            ordered = [decodes[row] for row in self.order]
+            self._own = self._own_calls(ordered, shared)
+            self._families = self._family_calls(ordered, shared)
         self._prefills = self._prefill_calls(prefills)
         slots = [self._slot(row.blocks, row.num_tokens - 1) for row in ordered]
         for row in prefills:
@@ -143,8 +162,16 @@ class PagedAttention:
 
     def __call__(self, layer: int, q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor) -> Tensor:
         self._cache.write(layer, self._slots_T, k_TKd, v_TKd)
+        rows = self._in_place
+        if rows is not None and not self._prefills:
+            return kernels.attend(q_THd, *self._cache.slots(layer), *rows, self._cache.block_size)
         out_THd = q_THd.new_empty(q_THd.shape)
-        if self._num_decodes:
+        if rows is not None:
+            q_BHd = q_THd[: self._num_decodes]
+            out_THd[: self._num_decodes] = kernels.attend(
+                q_BHd, *self._cache.slots(layer), *rows, self._cache.block_size
+            )
+        elif self._num_decodes:
             shape = (self._num_decodes, k_TKd.shape[1], -1, k_TKd.shape[2])
             self._decode(layer, q_THd[: self._num_decodes].view(shape), out_THd[: self._num_decodes].view(shape))
         for call in self._prefills:
@@ -240,6 +267,12 @@ class PagedAttention:
     def _slot(self, blocks: Sequence[int], place: int) -> int:
         block, offset = divmod(place, self._cache.block_size)
         return blocks[block] * self._cache.block_size + offset
+
+
+def _in_place(rows: Sequence[DecodeRow]) -> _InPlace:
+    longest = max(len(row.blocks) for row in rows)
+    padded = [row.blocks + [0] * (longest - len(row.blocks)) for row in rows]
+    return _InPlace(torch.tensor(padded), torch.tensor([row.num_tokens for row in rows]))
 
 
 def _shared_blocks(rows: Sequence[DecodeRow], block_size: int) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 `python -m huilu.model.ceilings FOLDER THREADS` prints one JSON object; started by `assembly.bench`, in a process of
 its own, while nothing else is measured. Each figure is the best of several tries: a ceiling, not a mean. Products are
-tried with weights stored [in, out] and [out, in], and the faster layout counts.
+tried by torch with weights stored [in, out] and [out, in], and by `model.kernels`; the fastest counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from huilu.model import kernels
 from huilu.model.spec import ModelSpec, read_spec
 
 COPY_BYTES = 256 << 20
@@ -73,13 +74,14 @@ def _decode(spec: ModelSpec, rows: tuple[int, ...]) -> dict[int, float]:
         uses = [weight if in_out else weight.T for weight in weights]
         for count in rows:
             inputs = {size: torch.rand(count, size) for size in {weight.shape[0] for weight in uses}}
-            best[count] = min(best[count], _best(functools.partial(_multiply, uses, inputs)))
+            for product in (torch.mm, kernels.linear):
+                best[count] = min(best[count], _best(functools.partial(_multiply, product, uses, inputs)))
     return {count: count / seconds for count, seconds in best.items()}
 
 
-def _multiply(weights: list[Tensor], inputs: dict[int, Tensor]) -> None:
+def _multiply(product: Callable[[Tensor, Tensor], Tensor], weights: list[Tensor], inputs: dict[int, Tensor]) -> None:
     for weight in weights:
-        torch.mm(inputs[weight.shape[0]], weight)
+        product(inputs[weight.shape[0]], weight)
 
 
 def _best(work: Callable[[], object]) -> float:

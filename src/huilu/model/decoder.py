@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from huilu.model.kernels import head, linear, rms_norm, rotate, swiglu
 from huilu.model.spec import ModelSpec
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -87,13 +88,15 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """The logits [N, V] of chosen hidden states, in the weights' type."""
-        return hidden_ND @ (self.embedding.t() if self.head is None else self.head)
+        return head(hidden_ND, self.embedding) if self.head is None else linear(hidden_ND, self.head)
 
     def _block(self, index: int, layer: Layer, x_TD: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         spec = self.spec
         num_rotated = spec.num_heads + spec.num_kv_heads
         h_TD = rms_norm(x_TD, layer.attn_norm, spec.norm_eps)
-        qkv_T = h_TD @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, h_TD, layer.qkv)
+        qkv_T = linear(h_TD, layer.qkv)
+        if layer.qkv_bias is not None:
+            qkv_T = qkv_T + layer.qkv_bias
         heads = qkv_T.view(-1, num_rotated + spec.num_kv_heads, spec.head_size)
         qk_TRd, v_TKd = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -102,31 +105,15 @@ class Decoder(nn.Module):
         qk_TRd = rotate(qk_TRd, *rotation)
         out_THd = attend(index, qk_TRd[:, : spec.num_heads], qk_TRd[:, spec.num_heads :], v_TKd)
         out_T = out_THd.reshape(-1, spec.num_heads * spec.head_size)
-        x_TD = torch.addmm(x_TD if layer.o_bias is None else x_TD + layer.o_bias, out_T, layer.o)
+        x_TD = linear(out_T, layer.o, x_TD if layer.o_bias is None else x_TD + layer.o_bias)
         h_TD = rms_norm(x_TD, layer.mlp_norm, spec.norm_eps)
-        gate_TF, up_TF = torch.bmm(h_TD.expand(2, -1, -1), layer.gate_up).unbind(0)
-        return torch.addmm(x_TD, functional.silu(gate_TF) * up_TF, layer.down)
+        return linear(swiglu(h_TD, layer.gate_up), layer.down, x_TD)
 
     def _rotation(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin, both [T, 1, d] in float32; see `rotate`."""
         angles_Td = positions_T[:, None].float() * self.frequencies.to(positions_T.device)
         cos, sin = angles_Td.cos(), angles_Td.sin()
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (1910.07467), all of it in float32 inside torch."""
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-
-
-def rotate(x_TRd: Tensor, cos_T1d: Tensor, signed_sin_T1d: Tensor) -> Tensor:
-    """Rotary embedding (2104.09864) in the half-split layout of transformers, computed in float32.
-
-    `x * cos + (-x2, x1) * sin` is written with the sign in the sine, so that swapping halves is a plain roll.
-    """
-    x32 = x_TRd.float()
-    swapped = x32.roll(x32.shape[-1] // 2, -1)
-    return torch.addcmul(x32 * cos_T1d, swapped, signed_sin_T1d).to(x_TRd.dtype)
 
 
 def inverse_frequencies(spec: ModelSpec) -> Tensor:

@@ -63,9 +63,7 @@ def _layer_pieces(spec: ModelSpec, theirs: str, ours: str) -> Iterator[Piece]:
     yield _linear(f"{mlp}down_proj", f"{ours}down", inner, hidden)
 
 
-def _linear(
-    name: str, parameter: str, size_in: int, size_out: int, start: int = 0, matrix: int | None = None
-) -> Piece:
+def _linear(name: str, parameter: str, size_in: int, size_out: int, start: int = 0, matrix: int | None = None) -> Piece:
     return Piece(f"{name}.weight", (size_out, size_in), parameter, start, start + size_out, True, matrix)
 
 
