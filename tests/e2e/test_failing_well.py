@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 IN_SMALL_DISK = """
 import os, sys
 from pathlib import Path
-from huilu.sandbox import linux
+from huilu.sandbox.kernel import linux
 uid, gid = os.geteuid(), os.getegid()
 linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
 Path("/proc/self/setgroups").write_text("deny")

@@ -22,7 +22,7 @@ CONTROL_PLANE = (
 )
 MIGRATIONS = SOURCE / "store" / "migrations" / "versions"
 """Written by Alembic and frozen: a revision is as long as it is."""
-INSIDE_JAILS = "sandbox/inside"
+INSIDE_JAILS = ("sandbox/inside", "sandbox/warm")
 
 
 def tracked(*patterns: str) -> list[Path]:

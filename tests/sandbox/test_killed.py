@@ -17,7 +17,7 @@ from huilu.core.generation import Program
 from huilu.sandbox.client import SandboxClient
 from huilu.sandbox.supervised import Supervised
 from huilu.telemetry import Telemetry
-from tests.sandbox.conftest import LIMITS, alive, until, with_sandbox
+from tests.sandbox.conftest import LIMITS, alive, named, until, with_sandbox
 
 MARK = "HUILU_TEST_MARK"
 SLEEPS = "import time; time.sleep(60)"
@@ -30,7 +30,7 @@ def supervisor_of(client: SandboxClient) -> int:
 
 def test_a_supervisor_killed_twice_is_a_failed_sandbox_and_the_next_run_starts_afresh() -> None:
     name = f"hk{os.getpid()}"
-    source = f"open('/proc/self/comm', 'w').write({name!r})\nimport time; time.sleep(60)"
+    source = f"{named(name)}\nimport time; time.sleep(60)"
 
     async def work(client: SandboxClient) -> None:
         task = asyncio.create_task(client.run(Program(source=source)))
@@ -47,7 +47,7 @@ def test_a_supervisor_killed_twice_is_a_failed_sandbox_and_the_next_run_starts_a
 
 def test_a_check_whose_supervisor_is_killed_is_checked_again() -> None:
     name = f"hc{os.getpid()}"
-    source = f"open('/proc/self/comm', 'w').write({name!r})\nimport time\ndef f(x): time.sleep(0.5); return x + 1"
+    source = f"{named(name)}\nimport time\ndef f(x): time.sleep(0.5); return x + 1"
 
     async def work(client: SandboxClient) -> str:
         task = asyncio.create_task(client.check(Program(source=source), "assert f(1) == 2"))

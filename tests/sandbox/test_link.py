@@ -17,7 +17,7 @@ from huilu.core.generation import Program, RunResult
 from huilu.sandbox.client import SandboxClient
 from huilu.sandbox.link import Link
 from huilu.sandbox.supervised import Supervised
-from tests.sandbox.conftest import LIMITS, check, with_sandbox
+from tests.sandbox.conftest import HASTY, LIMITS, check, with_sandbox
 
 BIG = b"x" * (4 << 20)
 FLOODS = {  # what f does when it is asked, and the verdicts that this may come to
@@ -25,10 +25,6 @@ FLOODS = {  # what f does when it is asked, and the verdicts that this may come 
     "never ends its answer": (
         "import os\ndef f(x):\n  os.write(4, b'\\0\\xff\\xff\\xff')\n  while True: os.write(4, b' ' * 65536)",
         "INC RE TLE",
-    ),
-    "drips": (
-        "import os, time\ndef f(x):\n  os.write(4, b'\\0\\0\\1\\0')\n  while True: os.write(4, b' '); time.sleep(0.05)",
-        "TLE",
     ),
     "answers unasked": (
         "import os, threading\ndef g():\n  while True: os.write(4, b'\\0\\0\\0\\x02[]')\n"
@@ -49,6 +45,14 @@ def test_answers_that_flood_their_channel_cost_only_themselves() -> None:
     results = check(*((source, "assert f(1) == 2") for source, _ in FLOODS.values()))
     found = {name: result.verdict for name, result in zip(FLOODS, results, strict=True)}
     assert {name: found[name] for name, (_, allowed) in FLOODS.items() if found[name] not in allowed.split()} == {}
+
+
+def test_an_answer_that_drips_is_stopped_by_the_clock() -> None:
+    source = (
+        "import os, time\ndef f(x):\n  os.write(4, b'\\0\\0\\1\\0')\n  while True: os.write(4, b' '); time.sleep(0.05)"
+    )
+    (result,) = check((source, "assert f(1) == 2"), settings=HASTY)
+    assert result.verdict == "TLE"
 
 
 def test_a_long_answer_is_compared_in_full() -> None:

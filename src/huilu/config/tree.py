@@ -229,6 +229,8 @@ class Sandbox(Section, frozen=True):
     memory_bytes: Annotated[Bytes, Meta(description="Memory")] = 512 << 20
     output_bytes: Annotated[Positive, Meta(description="Output kept of a run")] = 1 << 20
     disk_bytes: Annotated[Bytes, Meta(description="Files a run may write")] = 64 << 20
+    inodes: Annotated[Positive, Meta(description="Files and folders of a run")] = 4096
+    open_files: Annotated[Positive, Meta(description="Files that a process of a run may hold open")] = 64
     processes: Annotated[Positive, Meta(description="Processes and threads of a run")] = 16
     concurrency: Annotated[Count, Meta(description="Runs at once; 0 takes the number of cores")] = 0
 

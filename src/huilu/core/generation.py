@@ -48,17 +48,34 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: list[dict[int, float]] = []
 
 
+class File(msgspec.Struct, frozen=True, array_like=True):
+    """A file, folder or link of a work folder, by its mode; a link's content is its target."""
+
+    mode: int
+    content: bytes = b""
+
+
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """One program for the sandbox."""
 
     source: str
+    command: tuple[str, ...] = ()
+    """What is run in the work folder in place of the source, such as ("python", "main.py", "-v")."""
     stdin: str = ""
     files: dict[str, bytes] = {}
+    tree: dict[str, File] = {}
+    """Further files, with their modes."""
+    keep: tuple[str, ...] = ()
+    """Paths in the work folder whose files come back with the result; "." is all of it."""
+    profile: str = "auto"
+    """What is loaded already: bare, stdlib, numpy; auto takes the smallest that has what the source imports."""
     wall_s: float = 10.0
     cpu_s: float = 10.0
     memory_bytes: int = 512 << 20
     output_bytes: int = 1 << 20
     disk_bytes: int = 64 << 20
+    inodes: int = 4096
+    open_files: int = 64
     processes: int = 16
 
 
@@ -79,7 +96,18 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     peak_bytes: int = 0
     isolation: str = ""
+    profile: str = ""
+    """The profile and the start of its digest."""
     note: str = ""
+    hack_suspected: str = ""
+    """Why this looks like an attempt to be rewarded without solving the task; empty where nothing does."""
+    kept: bytes = b""
+    """The files that were kept, packed; `files` reads them."""
+
+    @property
+    def files(self) -> dict[str, File]:
+        """The files that were kept, by path in the work folder."""
+        return msgspec.msgpack.decode(self.kept, type=dict[str, File]) if self.kept else {}
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import PurePosixPath
-
-import msgspec
 
 from huilu import errors
 from huilu.config import tree
 from huilu.core.generation import Program, RunResult
+from huilu.sandbox import limits
 from huilu.sandbox.levels import require
+from huilu.sandbox.session import Session
 from huilu.sandbox.supervised import Supervised
+from huilu.sandbox.zygotes.profiles import Built
 from huilu.telemetry import Telemetry
 
 MARGIN_S = 30.0
@@ -44,8 +44,17 @@ class SandboxClient:
     async def check(self, program: Program, check: str) -> RunResult:
         """Define what `program.source` defines in one jail, test it from another; AC only by the test's own word."""
         return await self._ask(
-            program, lambda supervised, limited, timeout_s: supervised.check(limited, _encodable(check), timeout_s)
+            program,
+            lambda supervised, limited, timeout_s: supervised.check(limited, limits.encodable(check), timeout_s),
         )
+
+    def session(self) -> Session:
+        """A work folder that lasts over several runs: `async with client.session() as session: ...`."""
+        return Session(self.run, self._settings.disk_bytes)
+
+    async def profiles(self) -> list[Built]:
+        """What programs may find loaded here, each with its digest and the date it was built."""
+        return await (await self._ready()).profiles(MARGIN_S)
 
     async def close(self) -> None:
         """End the supervisor and every run; those under way fail."""
@@ -55,7 +64,7 @@ class SandboxClient:
             self._supervised = None
 
     async def _ask(self, program: Program, ask: Ask) -> RunResult:
-        limited = self._limited(program)
+        limited = limits.limited(program, self._settings)
         async with self._slots:
             with self._telemetry.timed("huilu_sandbox_run_seconds"):
                 result = await self._attempt(limited, ask)
@@ -93,31 +102,3 @@ class SandboxClient:
             if self._supervised is supervised:
                 self._supervised = None
                 await supervised.close()
-
-    def _limited(self, program: Program) -> Program:
-        """The program under the job's limits. Raises Usage for files that cannot be placed in the work folder."""
-        settings = self._settings
-        paths = {name: PurePosixPath(name) for name in program.files}
-        folders = {folder for path in paths.values() for folder in path.parents}
-        for name, path in paths.items():
-            if path.is_absolute() or ".." in path.parts or "\0" in name or path in folders or not path.name:
-                raise errors.Usage(f"a file called {name!r}", expected="a path inside the work folder, of no folder")
-        size_bytes = sum(len(content) for content in program.files.values())
-        if size_bytes > settings.disk_bytes:
-            raise errors.Usage(f"files of {size_bytes} bytes", expected=f"at most {settings.disk_bytes}")
-        return msgspec.structs.replace(
-            program,
-            source=_encodable(program.source),
-            stdin=_encodable(program.stdin),
-            wall_s=settings.wall_s,
-            cpu_s=settings.cpu_s,
-            memory_bytes=settings.memory_bytes,
-            output_bytes=settings.output_bytes,
-            disk_bytes=settings.disk_bytes,
-            processes=settings.processes,
-        )
-
-
-def _encodable(text: str) -> str:
-    """The text with its lone surrogates, which no encoding carries, as escapes: the same in a string literal."""
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -13,6 +13,7 @@ from typing import IO
 from huilu import errors, wire
 from huilu.core.generation import Program, RunResult
 from huilu.sandbox.daemon import Check
+from huilu.sandbox.zygotes.profiles import Built
 
 STOP_S = 3.0
 TAIL_CHARS = 300
@@ -50,6 +51,10 @@ class Supervised:
 
     async def check(self, program: Program, check: str, timeout_s: float) -> RunResult:
         return await self._call("check", Check(program, check), timeout_s)
+
+    async def profiles(self, timeout_s: float) -> list[Built]:
+        """The profiles here, each with its zygote started."""
+        return await self._peer.call("profiles", None, list[Built], timeout_s)
 
     async def close(self) -> None:
         """End the supervisor and all its jails."""

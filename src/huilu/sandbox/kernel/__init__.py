@@ -1,0 +1,1 @@
+"""What the kernel gives: system calls, filters, rule sets, control groups. Knows no policy of the sandbox."""
